@@ -2,7 +2,7 @@
 
 A temporary file or folder is locked while it is written. The system releases the lock of a process
 that was killed, so that the next writer of the same name can tell leftovers from work in progress.
-Touches that folder alone.
+Writes only in the folder of the file, which it creates, with its ancestors, if it is missing.
 """
 
 import os
@@ -20,9 +20,9 @@ if sys.platform != "win32":  # There nothing is locked, and nothing cleared.
     import fcntl
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
-"""Permissions of files, and of folders, that are for their owner alone."""
+"""Permissions of files and folders that only their owner may read."""
 SHARED = 0o644
-"""Permissions of files without texts, which a service reads as another user."""
+"""Permissions of files that hold no texts and that a service reads as another user."""
 
 
 @contextmanager

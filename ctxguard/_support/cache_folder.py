@@ -1,4 +1,4 @@
-"""The folder for files that ctxguard can make again. Reads the environment; makes nothing."""
+"""Finds the folder for files that ctxguard can make again; reads the environment alone."""
 
 from pathlib import Path
 

@@ -46,7 +46,7 @@ DEFAULT_METRICS: Mapping[str, tuple[str, ...]] = {
 
 
 def chosen(metrics: Iterable[Metric], *, all_metrics: bool) -> list[Metric]:
-    """Choose the metrics to export; those that are not ctxguard's stay as they are.
+    """Choose the metrics to export; those of other libraries are left unchanged.
 
     The chosen ones may be changed in place: the times at which counters were created are left out.
     """

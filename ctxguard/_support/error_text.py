@@ -1,4 +1,4 @@
-"""Describes errors for logs and answers, without anything that a message may quote.
+"""Describes errors for logs and answers, without quoting their messages.
 
 A library's message may hold the query, a passage or a password. The error's type and the place
 where it was raised do not, and are enough to find it. Pure, except that ``drop_tracebacks`` edits
@@ -40,12 +40,12 @@ def describe_error(error: BaseException) -> str:
 
 
 def reason_of(message: str) -> str:
-    """Return a pydantic message without the prefix it gives to errors of our own checks."""
+    """Return a pydantic message without the prefix that it adds to errors from our own checks."""
     return message.removeprefix("Value error, ")
 
 
 def first_fault(error: "ValidationError") -> str:
-    """Return the first field of a file that does not match its form, and why."""
+    """Return the first field of a file that fails validation, and the reason."""
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(map(str, first["loc"])) or "the file"
     return f"{field}: {reason_of(first['msg'])}"

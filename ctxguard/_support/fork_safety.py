@@ -21,7 +21,7 @@ _registered: WeakSet[Any] = WeakSet()
 
 
 def reset_in_children(thing: Any) -> None:
-    """Reset a thing in every process that is forked from this one."""
+    """Reset an object in every process forked from this one."""
     _registered.add(thing)
 
 
@@ -67,7 +67,7 @@ class OfProcess(Generic[_T]):
         held[self._name] = value
 
     def forget(self, thing: object) -> None:
-        """Leave the parent's value of an object, if it has one, to the parent."""
+        """Drop an object's value in the child, if it has one, and leave it to the parent."""
         if self._name in vars(thing):
             value = vars(thing).pop(self._name)
             if self._leave is not None:
@@ -102,7 +102,7 @@ def _reset_all() -> None:
 
 
 _PATIENCE_SECONDS = 10.0
-"""How long a fork waits for transactions, which are short."""
+"""How long a fork waits for open transactions, which are short."""
 
 
 class ClosedAtForks:

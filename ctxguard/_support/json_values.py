@@ -1,7 +1,8 @@
 """Counts the values in JSON before anything is built from it. Pure."""
 
 MOST_VALUES = 100_000
-"""Values of one document of others: what is built from more holds an event loop too long."""
+"""The most values in a foreign document; building objects from more blocks an event loop too
+long."""
 
 _NO_MARKS = bytes(set(range(256)) - set(b'",[{'))
 

@@ -1,4 +1,4 @@
-"""Options in URLs of PostgreSQL: its own, and those that other clients write there.
+"""Separates PostgreSQL's own options in a URL from those of other clients.
 
 Pure; needs psycopg.
 """
@@ -10,7 +10,7 @@ from ctxguard.errors import ConfigurationError
 
 SCHEMES = ("postgresql", "postgres")
 _OF_OTHERS = {"pgbouncer", "statement_cache_size", "prepared_statement_cache_size"}
-"""Options of other clients that ask for what is done here anyway: no server-side statements."""
+"""Options of other clients that only turn off server-side statements, which are not used here."""
 
 
 def own_options(options: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

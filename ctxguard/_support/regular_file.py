@@ -1,4 +1,4 @@
-"""Reads a user-named file, if it is a regular one within a size limit; tells whether it changed."""
+"""Reads a file that a user named, if it is regular and within a size limit; detects changes."""
 
 import errno
 import os

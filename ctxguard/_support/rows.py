@@ -1,4 +1,4 @@
-"""Rows of files that people and spreadsheets write: tables with a header, and JSON lines.
+"""Reads rows from files that people and spreadsheets write: tables with a header, and JSON lines.
 
 Reads these files; `read_table` sets the process's limit on the size of a field of CSV.
 """
@@ -18,15 +18,15 @@ from ctxguard.errors import DataError
 
 _SEPARATORS = ",;\t|"
 _SAID = re.compile(r'"?sep=(.)"?\s*\Z', re.IGNORECASE)
-"""A first line by which Excel says what separates cells."""
+"""A first line in which Excel names the separator of cells."""
 _MOST_CELL_CHARS = 2**31 - 1
-"""Python's own limit is 131,072; files have limits of their own."""
+"""The longest cell; Python's default of 131,072 is too short, and files have their own limits."""
 
 
 def read_table(
     path: Path, max_bytes: int = sys.maxsize, needed: Sequence[str] = ()
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Read the rows of a table, as a spreadsheet saves it, with the line on which each begins.
+    """Read the rows of a table that a spreadsheet saved, with the line on which each begins.
 
     Cells are separated by commas, semicolons, tabs or bars: by what makes most columns of the
     header. Its names are read in lower case, with ``_`` for spaces and hyphens. Text is UTF-8,
@@ -134,7 +134,7 @@ def parsed_json(text: str) -> Any:
 
 
 def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object; readers differ in which value of a repeated key they take."""
+    """Build an object; refuse a repeated key, because readers differ in which value they take."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         seen: set[str] = set()

@@ -90,7 +90,7 @@ class SettingsModel(BaseModel):
 
     @classmethod
     def named(cls, values: Mapping[str, Any], name_of: Callable[[str], str]) -> Self:
-        """Make settings whose errors name a field as ``name_of`` does, such as ``--serving-k``."""
+        """Make settings whose errors name fields by ``name_of``, such as ``--serving-k``."""
         made = cls.__new__(cls)
         made._validate(values, name_of)
         return made
@@ -128,7 +128,7 @@ def key_of(name: str, field: FieldInfo) -> str:
 def _in_words(
     error: ValidationError, model: type[BaseModel], name_of: Callable[[str], str]
 ) -> CtxguardError:
-    """Return pydantic's first error as one that names the field, its value if short, and why."""
+    """Convert pydantic's first error to one with the field, the reason, and the value if short."""
     fault = error.errors(include_url=False)[0]
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, CtxguardError):

@@ -1,4 +1,4 @@
-"""Numbers in sentences. Pure."""
+"""Writes numbers for use in sentences. Pure."""
 
 import re
 

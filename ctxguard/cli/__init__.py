@@ -69,7 +69,7 @@ _OPTIONS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line on these arguments, or those of the process.
+    """Run the command line with these arguments, or with the process's own.
 
     Ends with `SystemExit` unless the exit code is 0.
     """
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @cache
 def named(name: str) -> "Command":
-    """Import and return a command by its words, such as ``golden check``."""
+    """Import and return the command with this name, such as ``golden check``."""
     if name not in COMMANDS:
         from ctxguard.errors import ConfigurationError
 

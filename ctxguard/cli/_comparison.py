@@ -1,4 +1,4 @@
-"""Compares ways of ranking and cutting, also with a saved comparison, for `evaluate`.
+"""Compares ways of ranking and cutting for `evaluate`, and checks them against a saved comparison.
 
 Opens and calls the retrievers, reads labels, profiles and the saved comparison, and writes the new
 one.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _LEXICAL = (Route.LEXICAL, Route.LEXICAL_RERANK)
 ALL = "all"
-"""Stands for these candidates: each leg of the index alone, and both fused in each way."""
+"""Stands for several candidates: each leg of the index alone, and both fused in each way."""
 
 
 def compare_systems(
@@ -144,7 +144,7 @@ def _candidates(
 
 
 def _document(comparison: Comparison, checks: Sequence[RegressionCheck]) -> dict[str, object]:
-    """Write a comparison as JSON; ``SavedComparison`` reads a part of it back."""
+    """Convert a comparison to JSON; ``SavedComparison`` reads a part of it back."""
     return {
         "measured_queries": len(comparison.query_ids),
         "utilities": comparison.utilities,
@@ -173,7 +173,7 @@ def _document(comparison: Comparison, checks: Sequence[RegressionCheck]) -> dict
 
 
 def _utilities(profiles: dict[str, Profile]) -> Utilities:
-    """Return the profiles' utilities, which must be equal: a table has one unit."""
+    """Return the profiles' utilities, which must be equal because a table has a single unit."""
     utilities = [loaded.utilities for loaded in profiles.values()]
     if any(other != utilities[0] for other in utilities):
         raise ConfigurationError(
@@ -186,7 +186,7 @@ def _utilities(profiles: dict[str, Profile]) -> Utilities:
 def _viewer(
     index: HybridRetriever | None, reranker: str | None, external: Mapping[str, Source]
 ) -> Callable[[Candidate], Source]:
-    """Return a function from a candidate to its retriever."""
+    """Return a function that gives each candidate its retriever."""
 
     @cache
     def reranking(base: HybridRetriever, model: str) -> HybridRetriever:
@@ -214,7 +214,7 @@ def _viewer(
 
 
 def _notes(comparison: Comparison, labelled: Labelled, profiles: dict[str, Profile]) -> list[str]:
-    """Add the notes that a reader of the figures needs."""
+    """Add the notes that are needed to read the figures correctly."""
     notes = [
         *labelled.notes,
         *comparison.notes,

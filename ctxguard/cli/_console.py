@@ -1,4 +1,4 @@
-"""How every command runs and prints: exit codes, error messages, notes, progress and JSON.
+"""Runs every command and prints its output: exit codes, errors, notes, progress and JSON.
 
 Progress goes to standard error, so that standard output holds only the result. Writes to both,
 reads the clock, and sets environment variables that silence libraries.
@@ -38,7 +38,7 @@ BAD_INPUT = 2
 DEBUG = "CTXGUARD_DEBUG"
 
 Passes = Callable[[str, int | None], Callable[[int], None]]
-"""Begins a pass of this name and number of steps, None if unknown; returns a function that adds
+"""Begins a pass with a name and a number of steps (None if unknown); returns a function that adds
 finished steps."""
 
 _QUIET = {
@@ -97,7 +97,7 @@ def _described(error: Exception) -> str:
 
 
 def _place_of_others(error: BaseException) -> str | None:
-    """Return the last line of code that is neither ours nor of an installed library.
+    """Return the last line of code outside ctxguard and the installed libraries.
 
     A user's retriever, assessor or client may raise anything.
     """
@@ -171,7 +171,7 @@ class Output:
 
     @contextmanager
     def passes(self) -> Iterator[Passes]:
-        """Show progress on standard error: bars, or a line now and then without a terminal."""
+        """Show progress on standard error: bars, or an occasional line if it is not a terminal."""
         progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -204,13 +204,13 @@ class Output:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Show on standard error that work without a known number of steps is under way."""
+        """Show on standard error that work is under way whose number of steps is unknown."""
         with self.err.status(Text(what)):
             yield
 
 
 def _so_far(done: int, total: int | None, lately: int, seconds: float) -> str:
-    """Describe a pass's progress, and the time left at the speed of the last seconds.
+    """Describe a pass's progress, and the time left at its recent speed.
 
     >>> _so_far(300, 1_500, 100, 20.0), _so_far(300, None, 100, 20.0), _so_far(0, 1_500, 0, 0.0)
     ('300 of 1,500, about 4 min left', '300 so far', '0 of 1,500')
@@ -227,7 +227,7 @@ def _so_far(done: int, total: int | None, lately: int, seconds: float) -> str:
 def by_total(
     begin: Callable[[str, int], Callable[[int], None]], name: str
 ) -> Callable[[int, int], None]:
-    """Make a function that takes the finished steps of a pass and their total."""
+    """Make a function that takes the number of finished steps of a pass, and the total."""
     advance: Callable[[int], None] | None = None
     said = 0
 
@@ -251,5 +251,5 @@ def print_json(document: Mapping[str, object]) -> None:
 
 
 def picked(record: object, *names: str) -> dict[str, Any]:
-    """Pick the attributes that a JSON document keeps under their own names."""
+    """Pick the attributes that keep their names in a JSON document."""
     return {name: getattr(record, name) for name in names}

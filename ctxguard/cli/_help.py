@@ -1,4 +1,4 @@
-"""Pages of help: paragraphs and lists of names with their meaning, as wide as the terminal.
+"""Lays out help pages, as wide as the terminal: paragraphs, and lists of names with their meaning.
 
 Reads the terminal's width.
 """
@@ -11,7 +11,7 @@ Rows = Iterable[tuple[str, str]]
 
 _MAX_COLUMNS = 80
 _MAX_NAME = 30
-"""A longer name gets a line of its own."""
+"""The longest name that shares its line with its meaning."""
 
 
 def page(usage: str, paragraphs: Iterable[str], sections: Mapping[str, Rows]) -> str:

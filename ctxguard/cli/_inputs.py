@@ -1,4 +1,4 @@
-"""The inputs of several commands: labelled queries, a profile, and a system's candidates.
+"""Reads inputs that several commands share: labelled queries, a profile, a system's candidates.
 
 Reads these files, and calls the retriever.
 """
@@ -28,7 +28,7 @@ _OPTIMISTIC = "so figures on them are optimistic"
 
 @dataclass(frozen=True)
 class Labelled:
-    """Labelled queries, as a command reads them.
+    """Labelled queries that a command has read.
 
     Attributes:
         split: Name of the split of a BEIR folder; None for a JSONL file, which has no splits.
@@ -69,7 +69,7 @@ class Labelled:
         )
 
     def against(self, *sources: "Source") -> "Labelled":
-        """Check that the labels belong to the corpus of the first source, and note what it lacks.
+        """Check that the labels belong to the first source's corpus; note what it lacks.
 
         A user's own retriever and a run have no corpus to check. They get the texts of the folder's
         ``corpus.jsonl`` that labels or runs name, and the labels are checked against these.
@@ -108,7 +108,7 @@ class Labelled:
         return replace(self, notes=notes, n_unknown=len(unknown_passages(dataset, known)))
 
     def texts(self) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return the texts of labelled passages that their corpus holds, and notes."""
+        """Return the texts of the labelled passages that the corpus holds, and notes."""
         from calibration.data.dataset import named_passages
 
         found, notes = self._passages(named_passages(self.dataset))
@@ -174,7 +174,7 @@ def open_labelled(
 
 
 def read_labelled(data: Path, preferred: str, relevant_from: int = 1) -> Labelled:
-    """Read labelled queries from a BEIR folder, the file of one of its splits, or a JSONL file.
+    """Read labelled queries from a BEIR folder, the file of one split, or a JSONL file.
 
     Of a folder the preferred split is read, or else its only one.
     """
@@ -200,7 +200,7 @@ def read_labelled(data: Path, preferred: str, relevant_from: int = 1) -> Labelle
 
 
 def fitted(profile: "Profile | None", source: "Source") -> "tuple[Source, tuple[str, ...]]":
-    """Give a retriever the fusion of a profile, if any; list the uncompared parts."""
+    """Give a retriever the profile's fusion, if any; list the parts that were not compared."""
     from ctxguard.profile.comparison import compare_systems
 
     if profile is None:
@@ -213,7 +213,7 @@ def fitted(profile: "Profile | None", source: "Source") -> "tuple[Source, tuple[
 
 
 def on_route(source: "Source", route: Route) -> "Source":
-    """Return an index with these stages; a wrapped retriever has no choice, and stays as it is."""
+    """Return an index that runs only these stages; a wrapped retriever is returned unchanged."""
     view: Source = source.on_route(route) if hasattr(source, "on_route") else source
     return view
 
@@ -253,7 +253,7 @@ def replayed(
 
 
 def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
-    """Note queries left out or missing from the run, and stages other than the policy's."""
+    """Note queries that were left out or are missing from the run, and stages not the policy's."""
     from calibration.pools import notes_on_themselves
 
     notes = [f"left out: {line}" for line in pools.skipped]

@@ -1,4 +1,4 @@
-"""Settings that several commands share, each described once. Pure."""
+"""Describes the settings that several commands share. Pure."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,6 +1,6 @@
 """Lays out the one table of results, and a comparison or a calibration with it.
 
-Pure. What it shows is imported where it is shown, so that help stays fast.
+Pure. Each part is imported only when it is shown, so that help stays fast.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ _OPTION_METRICS = {
 }
 _COMPARED = ("recall", "udcg", "kept", "tokens")
 _FEW_DIGITS = {"kept": 1, "tokens": 0}
-"""Decimals where many columns stand side by side; other metrics have two."""
+"""Decimals of these metrics in tables with many columns; others have two."""
 
 _KNOWN = frozenset({"recall", "precision", "kept", "tokens"})
 """Metrics whose names explain themselves."""
@@ -90,7 +90,7 @@ def by_metric(results: "Results") -> TextTable:
 
 
 def definitions(results: "Results", names: Mapping[str, str] | None = None) -> Iterator[Text]:
-    """Explain the words of a table that a reader may not know, if it has figures for them."""
+    """Explain the words in a table that readers may not know, if it has figures for them."""
     from calibration.evaluate import DESCRIPTIONS
 
     for metric, name in (names or {each: each for each in results.metrics}).items():
@@ -104,7 +104,7 @@ def _digits(metric: str, usual: int = 3) -> int:
 
 
 def _difference(found: "Difference", metric: str) -> list[Text | str]:
-    """Make the cells of ``_DIFFERENCE``, with its interval and the colour of its outcome."""
+    """Make the cells for the columns of ``_DIFFERENCE``: difference, interval, coloured outcome."""
     signed = interval(found, _digits(metric), "+")
     return [_styled(signed, found.outcome), f"{found.n:,}", _styled(found.outcome)]
 
@@ -163,7 +163,7 @@ def _sizes_shown(comparison: "Comparison") -> Iterator[RenderableType]:
 
 
 def checks_shown(checks: "Sequence[RegressionCheck]") -> Iterator[RenderableType]:
-    """Lay out the candidates against those of a saved comparison, if there is one."""
+    """Lay out how the candidates differ from those of a saved comparison, if there is one."""
     if not checks:
         return
     rows: list[Cells] = []
@@ -181,7 +181,7 @@ def checks_shown(checks: "Sequence[RegressionCheck]") -> Iterator[RenderableType
 def differences_shown(
     route: Route, summary: "Summary", metrics: Iterable[str] | None = None
 ) -> Iterator[RenderableType]:
-    """Lay out today beside the choice on one route: these metrics, or all."""
+    """Lay out today's context beside the chosen one on one route: these metrics, or all."""
     yield _route_heading(route, summary)
     shown = summary.results.only(summary.results.policies[:2], metrics)
     yield by_metric(shown)
@@ -199,7 +199,7 @@ def _route_heading(route: Route, summary: "Summary") -> RenderableType:
 def summary_shown(
     summary: "Summary", outcome: "RouteOutcome", *, show_all: bool
 ) -> Iterator[RenderableType]:
-    """Lay out today beside the choice, leaner and richer contexts, and warnings."""
+    """Lay out today's context beside the chosen one, leaner and richer contexts, and warnings."""
     from calibration.report import certificate_words
 
     route = outcome.route.measured.route
@@ -260,7 +260,7 @@ def _options_shown(summary: "Summary", *, show_all: bool) -> Iterator[Renderable
 
 
 def asking_shown(route: "RouteProfile") -> Iterator[RenderableType]:
-    """Lay out what an assessor adds and costs, or why none is asked."""
+    """Lay out an assessor's benefit and cost, or why none is asked."""
     if not route.asking:
         return
     assessor = route.assessor

@@ -34,7 +34,7 @@ _SYSTEM_FIELDS = {**AssessorSettings.model_fields, **LabelledSystem.model_fields
 _TOP = _SYSTEM_FIELDS | {
     name: ServiceSettings.model_fields[name] for name in ("all_metrics", "profile", "store")
 }
-"""The keys at the top of a file: the system, its profile and its store."""
+"""The keys at the top of a file, for the system, its profile and its store."""
 
 _FILE: FieldInfo = optional(
     "TOML file with the keys that `ctxguard keys COMMAND` prints, and in the command's table "
@@ -127,7 +127,7 @@ class Command:
         values |= {name: value for name, value in given.items() if name in self.fields}
 
         def called(name: str) -> str:
-            """Write a field as its user would: as an option or key, or an argument by its name."""
+            """Write a field as its user would: as an option, a key, or the name of an argument."""
             field = self.fields.get(name)
             if field is None or name in self.arguments:
                 return name
@@ -164,7 +164,7 @@ class Command:
         return {**by_variable, **vars(known)}
 
     def _unknown(self, word: str) -> str:
-        """Say what to give instead of an option or argument that the command lacks."""
+        """Suggest an alternative to an option or argument that the command lacks."""
         if not word.startswith("-"):
             return f"there is no argument for {word!r}; see ctxguard {self._name} --help"
         if word.lstrip("-") in [key_of(*each) for each in self.keys.items()]:
@@ -189,7 +189,7 @@ class Command:
         return taken | table
 
     def sections(self) -> dict[str, list[tuple[str, str]]]:
-        """List its keys with their help, by table; the system's keys are in the unnamed table."""
+        """List the command's keys with their help, by table; the unnamed table is the system's."""
         found: dict[str, list[tuple[str, str]]] = {}
         for name, field in self.keys.items():
             table = "" if name in _SYSTEM_FIELDS else self._table
@@ -206,7 +206,7 @@ class _Parser(ArgumentParser):
 
 
 def _check_writable(files: Any, called: str) -> None:
-    """Refuse, before the work, a file that cannot be written."""
+    """Refuse a file that cannot be written, before any work is done."""
     for file in files if isinstance(files, list) else [files]:
         if not isinstance(file, str | Path):
             continue  # validation names what it is
@@ -236,7 +236,7 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _named(
     table: dict[str, Any], fields: dict[str, FieldInfo], file: Path, where: str = ""
 ) -> dict[str, Any]:
-    """Return the values of a table by the names of fields; paths start from the file's folder."""
+    """Return a table's values by the names of fields; paths are relative to the file's folder."""
     names = {key_of(name, field): name for name, field in fields.items()}
     values = {}
     for key, value in table.items():
@@ -252,7 +252,7 @@ def _named(
 
 
 def _placed(value: Any, folder: Path) -> Any:
-    """Resolve a path, or each of a list, from a folder; leave the rest to validation."""
+    """Resolve a path, or each in a list, against a folder; leave other values to validation."""
     if isinstance(value, list):
         return [_placed(each, folder) for each in value]
     return folder / value if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The parts shared by the commands on live and judged samples: store, judge, and tables.
+"""Holds what the commands on live and judged samples share: the store, the judge, and tables.
 
 Opens the store, reads keys from the environment, loads or calls the model that judges, and waits
 for the store.
@@ -39,12 +39,12 @@ IN_WORDS = {
     "precision": "precision",
     "recall_loss": "recall loss, first few",
 }
-"""The metrics whose names in a table differ; a metric stands above its parts."""
+"""Names of metrics in tables, where they differ; a metric stands above its parts."""
 
 RECALL_OF_JUDGED = "of the relevant passages among those judged, not of all that there are"
 
 _TO_GRADE = 400
-"""How many passages people are first asked to grade."""
+"""How many passages people are asked to grade at first."""
 
 
 def tokens_in_words(counts: "Counts", price: float | None = None) -> Iterator[tuple[str, str]]:
@@ -66,7 +66,7 @@ def tokens_in_words(counts: "Counts", price: float | None = None) -> Iterator[tu
 
 
 class ModelCalls(SettingsModel):
-    """How to call a language model behind an endpoint."""
+    """Settings for calling a language model behind an endpoint."""
 
     timeout_seconds: float = key(
         "Longest wait for one reply of a model behind an endpoint.", gt=0, value=30.0
@@ -88,7 +88,7 @@ class ModelCalls(SettingsModel):
     )
 
     def connection(self, url: str | None) -> "ChatSettings":
-        """Say how to call the model of an endpoint."""
+        """Return the settings for calling the model behind an endpoint."""
         return {
             "base_url": url,
             "timeout_seconds": self.timeout_seconds,
@@ -99,7 +99,7 @@ class ModelCalls(SettingsModel):
 
 
 class JudgeModel(ModelCalls):
-    """The model that judges."""
+    """Settings of the model that judges."""
 
     model: str | None = optional("Dated name of the judging model, or its folder.", "MODEL")
     base_url: str | None = optional_key(
@@ -239,7 +239,7 @@ def label_judge(dataset: "Dataset", texts: "Mapping[str, str] | None" = None) ->
 
 
 def by_k(found: "JudgedRequests") -> tuple[dict[str, object], TextTable]:
-    """Tabulate the first k of judged requests, as a document and for a terminal."""
+    """Tabulate the first k passages of judged requests, as a document and for a terminal."""
     from calibration.judged_requests import table_by_k
 
     rows = table_by_k(found)
@@ -259,7 +259,7 @@ def by_k(found: "JudgedRequests") -> tuple[dict[str, object], TextTable]:
 
 
 def next_step(found: "JudgedRequests") -> list[str]:
-    """Say what people should grade next, or that a profile can be made."""
+    """Say what people should grade next, or that a profile can now be made."""
     if not found.lacking:
         return ["`ctxguard calibrate --store` makes a profile of these samples"]
     if found.is_exact:

@@ -1,4 +1,4 @@
-"""The system that supplies a command's candidates: its settings, and how to open it.
+"""Opens the system that supplies a command's candidates, and describes its settings.
 
 An index in a folder or in an engine, a retriever of the user's own, a TREC run, or lists of
 candidates that a server reranks. Reads these and the environment, calls the engine, and imports the
@@ -42,7 +42,7 @@ SOURCES = {
     "run": "--run FILE",
     "rerank_upstream": "rerank-upstream in the --system file",
 }
-"""The settings that name where candidates come from."""
+"""The settings that name a source of candidates."""
 
 _HAVE_NO_EFFECT = {
     "index": ("score_kind", "fingerprint", "candidates"),
@@ -61,7 +61,7 @@ _UPSTREAM_SECONDS = 60.0
 
 
 class System(RankedSystem):
-    """The source of candidates, and the entries that identify it."""
+    """Settings for the source of candidates, and the entries that identify it."""
 
     retriever: str | None = optional(
         "Retriever of your own: a Python object with retrieve(query, *, depth), or a function, "
@@ -76,11 +76,11 @@ class System(RankedSystem):
 
     @property
     def sources(self) -> list[str]:
-        """The settings given that name where candidates come from."""
+        """The given settings that name a source of candidates."""
         return [name for name in SOURCES if getattr(self, name, None) is not None]
 
     def check_source(self) -> None:
-        """Refuse settings that do not name one source, or that conflict with it."""
+        """Refuse settings that name no source, or several, or that conflict with the source."""
         given = self.sources
         if len(given) != 1:
             raise ConfigurationError(
@@ -94,7 +94,7 @@ class System(RankedSystem):
                 )
 
     def open(self, queries: "Sequence[Query]" = ()) -> Source:
-        """Open the retriever that the settings name; a run and lists hold only these queries."""
+        """Open the retriever that the settings name; runs and lists hold only these queries."""
         self.check_source()
         if self.index is not None:
             return self.open_index()
@@ -148,7 +148,7 @@ class System(RankedSystem):
 
 
 class LabelledSystem(System):
-    """A system that answers labelled queries, or a run of it, and the worth of passages."""
+    """A system that answers labelled queries, or a saved run of one, and the worth of passages."""
 
     run: Path | None = optional("TREC run file with the candidates of the queries.", "FILE")
     relevant_from: RelevantFrom = 1
@@ -171,7 +171,7 @@ class LabelledSystem(System):
     )
 
     def worth(self, base: Utilities) -> Utilities:
-        """Replace utilities by those that were set by hand."""
+        """Override utilities with those that were set by hand."""
         limit = self.utility.get("rank_limit", 0.0)
         if not limit.is_integer():
             raise ConfigurationError(f"rank_limit {limit:g} must be a whole number")
@@ -207,7 +207,7 @@ def open_assessor(
 
 
 def _shown(name: str) -> str:
-    """Write a setting as its user writes it."""
+    """Write a setting the way its user does."""
     field = LabelledSystem.model_fields[name]
     return key_of(name, field) if about(field)["key"] else f"--{key_of(name, field)}"
 

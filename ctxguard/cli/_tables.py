@@ -1,8 +1,8 @@
 """Lays out the output of commands: facts, headings, notes, figures, and tables.
 
-A table changes its form, but never its content, on a terminal too narrow for it. One whose columns
-fit is printed as it is. Otherwise each record becomes a block with one line for each field. Only
-texts are wrapped: a figure stays on one line, and nothing is cut off. Pure.
+On a terminal that is too narrow, a table changes its form but never its content. If its columns
+fit, it is printed as it is. Otherwise each record becomes a block with one line for each field.
+Only texts are wrapped: a figure stays on one line, and nothing is cut off. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +64,7 @@ def number(value: float | None, digits: int = 3, sign: str = "") -> str:
 
 
 def bounds(found: Interval, digits: int = 3, sign: str = "", form: str = "[{}, {}]") -> str:
-    """Write the bounds of an estimate; empty if it has none."""
+    """Write the bounds of an estimate; return an empty string if it has none."""
     if found.bounds is None:
         return ""
     return form.format(*[number(each, digits, sign) for each in found.bounds])
@@ -139,7 +139,7 @@ def _block(
 
 
 def _table(columns: Sequence[str], rows: Sequence[Row]) -> Table:
-    """Make the table, whose figures stay on one line and whose texts do not get too narrow."""
+    """Make the table, keeping figures on one line and columns of text wide enough to read."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, name in enumerate(columns):
         longest = max((row[place].cell_len for row in rows), default=0)

@@ -1,4 +1,4 @@
-"""``ctxguard answers``: whether the guard's contexts give better answers, with your own reader.
+"""``ctxguard answers``: test whether the guard's contexts give your own reader better answers.
 
 Reads labels and a profile, calls the retriever, the assessor, the reader and the model that marks,
 and reads and writes the file of answers.

@@ -100,8 +100,8 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         return self
 
     def __call__(self, output: Output) -> None:
-        """Today's context, the first serving-k passages, stays unless something better is shown.
-        With --store, a judge's grades of requests and people's of some passages stand for
+        """Today's context (the first serving-k passages) stays unless another is shown to be
+        better. With --store, a judge's grades of requests and people's of some passages stand for
         labels; without grades there is only a table of the judge's own view, and no profile. Name
         the system that answered, or the profile is unverified.
         """
@@ -187,7 +187,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         output.result(document, shown, notes, found=lacks)
 
     def _lacks_verdict(self, profile: "Profile") -> bool:
-        """Return whether a verdict is required that was not reached."""
+        """Return whether a required verdict was not reached."""
         decision = None if profile.verdict is None else profile.verdict.decision
         return self.required not in {None, decision}
 
@@ -209,7 +209,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         return facts(*rows)
 
     def _system(self, in_force: "Profile | None") -> dict[str, Any]:
-        """Identify the system that answered, by itself or from the profile in force."""
+        """Identify the system that answered, from itself or from the profile in force."""
         from ctxguard.guard.wrapped_retriever import call_if
 
         if self.sources:
@@ -224,7 +224,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         return {**picked(in_force, "fusion", "fingerprint"), "corpus_sketch": in_force.corpus}
 
     def _chosen(self) -> "Settings":
-        """Build the settings that calibration takes."""
+        """Build the settings for calibration."""
         from calibration.settings import Settings
 
         return Settings(
@@ -305,7 +305,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
 def _judged(
     found: "JudgedRequests", profile: "Profile", in_force: "Profile | None"
 ) -> dict[str, Any]:
-    """Compare the contexts of a policy from judged requests with today's, by ``_OF_JUDGED``.
+    """Compare a policy's contexts on judged requests with today's; keys are ``_OF_JUDGED``.
 
     ``gain`` and ``in_force``, that of the policy in force, are over today's first k.
     """

@@ -142,7 +142,7 @@ def _questions_shown(
 def _passages(
     retriever: "HybridRetriever", pools: "LabelledPools", row: int, served: "IntArray"
 ) -> Text:
-    """Name the marked passages of a context, and say how many others there are."""
+    """Name a context's marked passages, and say how many others it holds."""
     names = []
     for at in served:
         if pools.misleading[row, at] or pools.relevant[row, at]:

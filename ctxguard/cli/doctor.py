@@ -46,7 +46,7 @@ _EXTRAS = {
     "mcp": "mcp",
     "opentelemetry": "opentelemetry",
 }
-"""A module that each extra installs."""
+"""One of the modules that each extra installs."""
 
 _ENGINES = ("qdrant://", "milvus://")
 _STORES = ("sqlite:", "postgresql:", "postgres:")
@@ -56,7 +56,7 @@ _SCRAPE_SECONDS = 5.0
 
 _STYLES = {"ok": "green", "note": "yellow", "wrong": "red"}
 Finding = tuple[str, Literal["ok", "note", "wrong"], str]
-"""A part, its status (``note`` needs no action now), and what was found, with the mend."""
+"""A part, its status (``note`` requires no action now), and what was found, with the fix."""
 
 
 class DoctorCommand(SettingsModel):
@@ -105,7 +105,7 @@ def _installation() -> Iterator[Finding]:
 
 
 def _parts(places: Sequence[str]) -> dict[str, Any]:
-    """Sort places into ``profile``, ``store``, ``metrics``, and settings of the system."""
+    """Sort locations into ``profile``, ``store``, ``metrics``, and settings of the system."""
     parts: dict[str, Any] = {}
     for place in places:
         if place.endswith(".toml"):

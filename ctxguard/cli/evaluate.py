@@ -107,7 +107,7 @@ class EvaluateCommand(LabelledSystem):
             self._measure(next(iter(systems.values())), output)
 
     def _systems(self) -> dict[str, LabelledSystem]:
-        """Return the systems described by files, by name, and the one described by options."""
+        """Return the systems that files describe, by name, and the one that options describe."""
         fields = LabelledSystem.model_fields
         own = {name: getattr(self, name) for name in self.model_fields_set & fields.keys()}
         systems = {}
@@ -125,7 +125,7 @@ class EvaluateCommand(LabelledSystem):
         return systems
 
     def _profile(self) -> "Profile | None":
-        """Load the profile that an option names, or else a file."""
+        """Load the profile that an option names, or else the one that a file names."""
         from ctxguard.profile.schema import Profile
 
         in_files = [each for file in self.system if (each := read_file(file)[0].get("profile"))]
@@ -227,7 +227,7 @@ class EvaluateCommand(LabelledSystem):
 
 
 def _depth(asked: int | None, k: int, profile: "Profile | None") -> int:
-    """Return the depth: as served, because scores are relative to the other candidates."""
+    """Return the depth used in serving, because scores are relative to the other candidates."""
     if asked is None:
         return max(k, DEFAULT_DEPTH if profile is None else profile.provenance.depth)
     if asked < k:
@@ -236,7 +236,7 @@ def _depth(asked: int | None, k: int, profile: "Profile | None") -> int:
 
 
 def _without_luck(results: "Results") -> "Results":
-    """Leave out the differences: on queries that chose the policy, a gain is luck."""
+    """Leave out the differences: on the queries that chose the policy, gains may be mere luck."""
     from calibration.results import Difference
 
     rows = [
@@ -263,7 +263,7 @@ def _first(results: "Results", measured: "Mapping[str, Measured]") -> list[str]:
 def _policies(
     profile: "Profile | None", route: Route, k: int | None
 ) -> "tuple[dict[str, Policy], int]":
-    """Return the policies to measure, the profile's last, and the k to compare recall with."""
+    """Return the policies to measure (the profile's last), and the k to compare recall with."""
     from ctxguard.core.policies import RatioPolicy
 
     if profile is None:

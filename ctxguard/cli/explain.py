@@ -1,4 +1,4 @@
-"""``ctxguard explain``: shows one sampled request.
+"""``ctxguard explain``: show one sampled request.
 
 Reads the store, and the profile if one is given; writes nothing.
 """

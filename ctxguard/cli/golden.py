@@ -131,7 +131,7 @@ def _result(
     changed: tuple[str, ...] | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print a frozen set; after a check, with its changes."""
+    """Print a frozen set, and after a check also how it has changed."""
     state = "" if changed is None else f", {'changed' if changed else 'unchanged'}"
     document = {"golden": folder, **snapshot.model_dump(mode="json")}
     if changed is not None:

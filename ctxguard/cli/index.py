@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     _Index = HybridRetriever | EngineRetriever
 
 _READ = 1_000
-"""How many passage ids an engine is asked for at once."""
+"""How many passage ids are requested from an engine at once."""
 _SHOWN = 10
 """How many left-out files are named on the screen."""
 
@@ -104,7 +104,7 @@ class IndexCommand(SettingsModel):
         return self
 
     def __call__(self, output: Output) -> None:
-        """An interrupted run leaves a folder as it was. The same command goes on from what it has
+        """An interrupted run leaves the folder unchanged. The same command goes on from what it has
         encoded, which is kept in a file beside the folder; in an engine, --update adds the rest.
         """
         from calibration.data.readers import read_corpus
@@ -151,7 +151,7 @@ class IndexCommand(SettingsModel):
         output.result(document, _shown(document), notes, found=bool(corpus.kept))
 
     def _check_destination(self) -> None:
-        """Refuse a bad destination or language before the work; saving checks only after it."""
+        """Refuse a bad destination or language before the work; saving checks only at the end."""
         from ctxguard.integrations.engines.address import EngineAddress
         from ctxguard.retrieval.analysers import analyser_for
         from ctxguard.retrieval.index.storage import check_destination
@@ -230,7 +230,7 @@ class IndexCommand(SettingsModel):
         return SentenceTransformerEmbedder(model)
 
     def _saved(self, retriever: "_Index", output: Output) -> tuple[dict[str, object], list[str]]:
-        """Save an index; report where it is, with a note on its language."""
+        """Save an index; report its location, with a note on its language."""
         from ctxguard.integrations.engines.address import EngineAddress
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
@@ -293,7 +293,7 @@ def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
 
 
 class _Corpus:
-    """The passages to index, read once and not kept, and how they fit the model.
+    """The passages to index, which are read once and not kept, and how well they fit the model.
 
     An index to update gives the passages of documents that can no longer be read.
 
@@ -333,7 +333,7 @@ class _Corpus:
         self.read_at = perf_counter()
 
     def _still_indexed(self) -> "Iterator[Passage]":
-        """Yield the indexed passages of unreadable documents, known once the corpus is read."""
+        """Yield unreadable documents' indexed passages, known once the corpus is read."""
         unread = {each.path.rstrip("/") for each in self._reader.left_out if each.unread}
         folders = tuple(f"{each}/" for each in unread)
         if self._index is None or not unread:
@@ -351,7 +351,7 @@ class _Corpus:
 
     @property
     def window(self) -> dict[str, int | None]:
-        """How the passages read so far fit the model.
+        """How well the passages read so far fit the model.
 
         ``tokens`` that it reads, None for all or if unknown; passages that are ``longer``;
         ``chunks`` made of them, None without splitting.
@@ -390,7 +390,7 @@ class _Corpus:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on copies, and on passages longer than the model reads."""
+        """Notes on copies, and on passages that are longer than the model reads."""
         notes = []
         if self.copies:
             copies = count(self.copies, "passage")

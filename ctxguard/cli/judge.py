@@ -1,4 +1,4 @@
-"""``ctxguard judge``: have the questions of a log judged, as samples of a store.
+"""``ctxguard judge``: have the questions in a log judged, as samples in a store.
 
 Reads the log, calls the retriever and the model that judges, and writes the store; without --judge
 it only says what that would cost.
@@ -135,7 +135,7 @@ class JudgeCommand(JudgeModel, System):
         begin: "Passes",
         failed: "list[Reply[str]]",
     ) -> Counter[str]:
-        """Write the samples that the store lacks; without a judge, only count their cost."""
+        """Write the samples that the store lacks; without a judge, only estimate their cost."""
         from calibration.asked_questions import JUDGED_DEPTH, sample_of, tokens_to_judge
         from ctxguard import ContextGuard
         from ctxguard.monitor.store import Batch
@@ -167,7 +167,7 @@ class JudgeCommand(JudgeModel, System):
     def _asked(
         self, system: Mapping[str, str], store: "SampleStore", begin: "Passes"
     ) -> Iterator[_Questions]:
-        """Yield the questions of the log that the store lacks."""
+        """Yield the questions in the log that the store lacks."""
         from calibration.asked_questions import asked_questions, request_id_of
         from calibration.reranked_candidates import read_candidates
 
@@ -194,7 +194,7 @@ class JudgeCommand(JudgeModel, System):
         *,
         failed: "list[Reply[str]]",
     ) -> Iterator[_Questions]:
-        """Yield questions that the model writes; add to ``failed`` the replies that hold none."""
+        """Yield questions that the model writes; add replies without a question to ``failed``."""
         from calibration.asked_questions import (
             passages_to_ask_about,
             request_id_of,

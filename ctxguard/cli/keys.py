@@ -1,4 +1,4 @@
-"""``ctxguard keys``: a system file of a command to fill in, each key with its meaning.
+"""``ctxguard keys``: print a command's system file to fill in, with the meaning of each key.
 
 Imports that command; writes to standard output alone.
 """

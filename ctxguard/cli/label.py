@@ -185,7 +185,7 @@ class LabelCommand(System):
 
 
 class QuestionWork:
-    """The questions with pooled candidates, identified by position from 0; a file keeps grades."""
+    """Questions with pooled candidates, identified by position from 0, and a file of grades."""
 
     def __init__(
         self, file: "LabelFile", source: Source, max_grade: int, pools: "Mapping[str, Steps]"
@@ -196,7 +196,7 @@ class QuestionWork:
         self.next_step = ""
 
     def asked(self, place: int) -> Sequence[str]:
-        """List the passages of a question to grade, as far as known, in order."""
+        """List a question's passages to grade, in order, as far as they are known."""
         from calibration.pooling import to_grade
 
         name = self.queries[place].query_id
@@ -204,14 +204,14 @@ class QuestionWork:
         return to_grade(self._pools[name], grades)
 
     def lacking(self, place: int) -> list[str]:
-        """List the passages to grade without a grade; none for a question without an answer."""
+        """List the passages that still lack a grade; none for a question without an answer."""
         query_id = self.queries[place].query_id
         known = self.file.judgments(query_id)
         asked = () if self.file.has_no_answer(query_id) else self.asked(place)
         return [one for one in asked if one not in known]
 
     def bought(self) -> str:
-        """Say which choices the labels so far can decide."""
+        """Say which choices can be decided with the labels so far."""
         from calibration.verdict import in_reach
 
         return in_reach(self.file.n_answerable)

@@ -1,4 +1,4 @@
-"""``ctxguard metrics``: the files that Prometheus and Grafana need.
+"""``ctxguard metrics``: print the files that Prometheus and Grafana need.
 
 Writes to standard output alone.
 """

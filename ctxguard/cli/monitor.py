@@ -259,7 +259,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
 
 
 def _of_labels(judge: "Judge") -> list[str]:
-    """Say how a judge by labels counts passages without one."""
+    """Say how a judge that uses labels counts unlabelled passages."""
     from ctxguard.monitor.judges import LabelJudge
 
     if not isinstance(judge, LabelJudge):
@@ -341,7 +341,7 @@ def _shown(
 
 
 def _totals(report: "Report") -> Mapping[str, float]:
-    """Add up the counts since the judge's series began."""
+    """Sum the counts since the judge's series began."""
     totals = defaultdict[str, float](float)
     for (name, *_), n in report.counts.items():
         totals[name] += n
@@ -349,7 +349,7 @@ def _totals(report: "Report") -> Mapping[str, float]:
 
 
 def _grades(report: "Report") -> str | None:
-    """Report how much the judge has been asked."""
+    """Report how many grades the judge was asked for."""
     totals = _totals(report)
     if not totals["grades"]:
         return None
@@ -461,7 +461,7 @@ _HALF_WIDTHS = {"precision": 0.045, "served_mrr": 0.045, "pooled_recall": 0.12}
 
 
 def _figure(metric: "Metric", estimate: "Estimate") -> str:
-    """Write an estimate with its interval; without one, how much more data it needs, and why."""
+    """Write an estimate with its interval, or how much more data it needs, and why."""
     if estimate.value is not None or estimate.n_needed is None:
         return interval(estimate)
     if estimate.grades is None:

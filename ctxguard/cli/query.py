@@ -1,4 +1,4 @@
-"""``ctxguard query``: shows the kept and dropped candidates of one query, with reasons.
+"""``ctxguard query``: show the kept and dropped candidates of one query, with reasons.
 
 Reads the profile, and calls the retriever and the assessor; writes nothing.
 """

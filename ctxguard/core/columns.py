@@ -1,4 +1,4 @@
-"""Signals from columns of the passages' metadata: when a passage was written, where it comes from.
+"""Computes signals from columns of passages' metadata, such as a passage's date or source.
 
 Each signal depends only on the query and the candidates of one list, so that it means the same next
 year: a passage's age counts from the newest candidate. Pure: no I/O of its own, no clock, no
@@ -21,10 +21,10 @@ from ctxguard.errors import ConfigurationError
 ColumnKind = Literal["time", "version", "number", "source"]
 
 MOST_COLUMNS = 8
-"""Columns of a profile, at most."""
+"""The most columns in a profile."""
 
 MOST_SOURCES = 20
-"""Values of a column that have a signal of their own, the commonest."""
+"""How many of a column's values, the most common ones, have a signal of their own."""
 
 _FEWEST_OF_SOURCE = 3
 _MOST_VALUE_CHARS = 100
@@ -72,7 +72,7 @@ class SignalColumn:
             raise ConfigurationError(f"the unit {self.unit!r} of column {self.name!r} must be > 0")
 
     def signals(self, query: str, values: Sequence[object]) -> dict[str, FloatArray]:
-        """Compute the column's signals of one list of candidates, shape (n,) each.
+        """Compute the column's signals for one list of candidates, shape (n,) each.
 
         ``values`` has each candidate's; the result is empty if none has one.
 
@@ -139,7 +139,7 @@ def read_column(name: str, values: Iterable[object]) -> SignalColumn:
 
 
 def with_columns(ranking: Ranking, columns: Sequence[SignalColumn], query: str) -> Ranking:
-    """Return a ranking with the signals of columns added to its own.
+    """Return a ranking with the columns' signals added to its own.
 
     A ranking whose passages cannot be read is returned as it is: a model that needs the signals
     then refuses.
@@ -155,7 +155,7 @@ def with_columns(ranking: Ranking, columns: Sequence[SignalColumn], query: str) 
 
 
 def metadata_of(ranking: Ranking) -> list[Mapping[str, Any]]:
-    """Return the metadata of every candidate, empty for one without."""
+    """Return the metadata of every candidate, empty if it has none."""
     return [ranking.passages[position].metadata or {} for position in range(len(ranking))]
 
 
@@ -211,14 +211,14 @@ def _parsed_version(text: str) -> tuple[int, ...] | None:
 
 
 def _source(value: object) -> str:
-    """Return a source's name; empty if the value is not one."""
+    """Return the name of a source; empty if the value is not a source."""
     if isinstance(value, bool | int) or (isinstance(value, str) and value):
         return str(value)[:_MOST_VALUE_CHARS]
     return ""
 
 
 def _named(kind: ColumnKind, query: str, values: Sequence[object]) -> FloatArray:
-    """Return 1 for values that the query names, −1 for the others if it names any, else 0."""
+    """Return 1 for values that the query names and −1 for the others; all 0 if it names none."""
     named: Sequence[bool] = ()
     if kind == "version":
         asked = [tuple(map(int, text.split(".")))[:6] for text in _ASKED_VERSION.findall(query)]

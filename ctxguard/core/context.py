@@ -112,7 +112,7 @@ class Context:
 
     @cached_property
     def would_keep_ids(self) -> tuple[str, ...]:
-        """Ids that both the decision and assembly kept, best first.
+        """Ids of the passages that both the decision and assembly kept, best first.
 
         In shadow, ``enforce`` would have served these in place of ``served_ids``.
         """

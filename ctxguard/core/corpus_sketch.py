@@ -1,4 +1,4 @@
-"""A sketch of a corpus: enough of its passages' digests to tell how much has changed.
+"""Sketches a corpus: keeps enough of its passages' digests to tell how much has changed.
 
 A sketch holds the k smallest digests of a corpus (a bottom-k sketch: Beyer et al., "On synopses
 for distinct-value estimation under multiset operations", SIGMOD 2007; Cohen and Kaplan,
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ctxguard.core.types import Passage
 
 SKETCH_SIZE = 1024
-"""Digests in a sketch: shares to within 0.03, in 11 kB of a profile."""
+"""Digests in a sketch: shares are accurate to within 0.03, for 11 kB of a profile."""
 
 DigestArray = NDArray[np.uint64]
 
@@ -72,7 +72,7 @@ class CorpusSketch:
         return cls(values.size, base64.b64encode(stored).decode())
 
     def changed_share(self, other: "CorpusSketch") -> float:
-        """Estimate the share of the larger corpus that the smaller one does not hold, in [0, 1].
+        """Estimate the share of the larger corpus that is missing from the smaller one, in [0, 1].
 
         This is c = 1 − |A ∩ B| / max(|A|, |B|): the share of the present corpus that is new, or the
         share of the former one that is gone, whichever is larger. An edited passage counts as

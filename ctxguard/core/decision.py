@@ -85,7 +85,7 @@ class Decision:
 
     @property
     def is_as_asked(self) -> bool:
-        """Whether the whole policy was applied; False if only its k was."""
+        """Whether the whole policy was applied; False if only its k was used."""
         if not _K_ALONE.isdisjoint(self.flags):
             return False
         # If no score was usable, none of them is set aside.
@@ -243,7 +243,7 @@ def _decide_by_utility(
 
 
 def _tokens(ranking: Ranking, order: Sequence[int]) -> FloatArray | None:
-    """Return the candidates' tokens in this order; None if they are unknown."""
+    """Return the candidates' numbers of tokens, in this order; None if unknown."""
     tokens = ranking.signals.get(TOKENS)
     if tokens is None or not np.isfinite(tokens).all():
         return None
@@ -257,7 +257,7 @@ def _by_probability(
     probabilities: FloatArray,
     tokens: FloatArray | None,
 ) -> tuple[Sequence[int], int, list[float], list[float]]:
-    """Order candidates by P(relevant), ties as given; with how many to keep, P and weighted P.
+    """Order by P(relevant), ties as given; also return how many to keep, P and weighted P.
 
     With tokens, P weighed by length decides which are kept, and P their order.
     """
@@ -280,7 +280,7 @@ def _by_probability(
 def decide_with_answers(
     ranking: Ranking, policy: ExpectedUtilityPolicy, name: str, model: AnswerModel
 ) -> Decision | None:
-    """Decide by P after an assessor's answers, which are one of the ranking's signals.
+    """Decide by P(relevant) after an assessor's answers, which are one of the ranking's signals.
 
     A candidate without one keeps its P. None if there is no answer, or P cannot be computed.
     """
@@ -304,7 +304,7 @@ def decide_with_answers(
 def probabilities_of(
     ranking: Ranking, order: Sequence[int], model: RelevanceModel
 ) -> FloatArray | None:
-    """Compute P(relevant) of the candidates in this order; see `RelevanceModel.probabilities`."""
+    """Compute the candidates' P(relevant), in this order; see `RelevanceModel.probabilities`."""
     positions = None if isinstance(order, range) else order
     return model.probabilities(legs_of(ranking, order), ranking.signals, positions)
 
@@ -456,7 +456,7 @@ def _sorted_candidates(
 def _distinct(
     order: Sequence[int], ids: Sequence[str]
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    """Keep the first candidate of each id in this order; return the others with the reason."""
+    """Keep the first candidate with each id, in this order; return the others with the reason."""
     if len(order) == len(ids) == len(set(ids)):
         return order, ()
     first: dict[str, int] = {}

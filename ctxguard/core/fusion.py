@@ -56,14 +56,14 @@ class Fusion:
 
     @property
     def fingerprint(self) -> str:
-        """Method and parameter in words; for ``ranker``, those of its candidate search."""
+        """The method and its parameter in words; for ``ranker``, those of its candidate search."""
         if self.method == "convex":
             return f"convex w={self.weight!r}"
         return f"reciprocal_rank c={self.constant}"
 
 
 def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
-    """Compute one score per candidate from the lexical and the dense leg.
+    """Compute one score per candidate from the scores of the lexical and the dense leg.
 
     Args:
         legs: ``lexical`` and ``dense``, shape (n,) each, NaN where a leg has no score. A missing or
@@ -88,7 +88,7 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
 
 
 def _unit_interval(leg: Leg) -> FloatArray:
-    """Scale scores: (s − minimum of the scorer) / (top − minimum), NaN as 0."""
+    """Scale scores to (s − the scorer's minimum) / (top − minimum); NaN becomes 0."""
     minimum = _THEORETICAL_MINIMUM.get(leg.kind)
     if minimum is None:
         raise ConfigurationError(
@@ -109,7 +109,7 @@ def reciprocal_rank(
     *,
     above: float = -INVALID_MAGNITUDE,
 ) -> FloatArray:
-    """Compute 1 / (constant + rank) from each score's 1-based rank; 0 for NaN or garbage.
+    """Compute 1 / (constant + rank) from each score's 1-based rank; 0 for unusable scores.
 
     Equal scores share the better rank, so the result does not depend on input order.
 

@@ -1,4 +1,4 @@
-"""Limits the passages that a request may see to those whose metadata meets every condition.
+"""Limits a request to the passages whose metadata meets every condition.
 
 It fails closed: a passage that lacks a field, or whose value cannot be compared, is not allowed.
 Pure: no I/O of its own, no clock, no logging; `verified` reads passages, which may run anyone's
@@ -69,7 +69,7 @@ class Where:
 
     @property
     def digest(self) -> bytes:
-        """Identifies the allowed values; no two different filters share a digest."""
+        """A digest of the allowed values; no two different filters share one."""
         # Quoted, so that different filters are always written differently.
         written = repr([(name, sorted(allowed)) for name, allowed in self.conditions])
         return blake2b(written.encode(), digest_size=32).digest()
@@ -137,7 +137,7 @@ def verified(ranking: Ranking, where: Where) -> Ranking:
 
 
 def tokens(value: object) -> tuple[Token, ...]:
-    """Return the tokens that a field matches: its value's, or those of a list's members."""
+    """Return the tokens that match a field: that of its value, or those of a list's members."""
     return tuple([token for member in _members(value) if (token := _token(member)) is not None])
 
 

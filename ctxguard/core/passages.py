@@ -1,4 +1,4 @@
-"""Reads passages, and compares and measures their texts: copies, and estimated tokens.
+"""Reads passages, finds copies among them, and estimates their tokens.
 
 Reading a passage may run anyone's code. A text is compared in full only if its end equals that of
 another, and at most once, so the time grows with the length of the texts. Pure: no I/O of its own,
@@ -30,7 +30,7 @@ from ctxguard.core.types import (
 )
 
 STAGE = "assembly"
-"""The stage of a failure to read or count a passage."""
+"""The stage named in a failure to read or count a passage."""
 
 UNBOUNDED_CHARS = 2**62
 """A ``max_passage_chars`` that no passage exceeds."""
@@ -39,8 +39,8 @@ TOKENS = "tokens"
 """The signal that holds the estimated tokens of each candidate."""
 
 _OVERHEAD = 100.0
-"""A passage costs as much as so many tokens besides its own: its frame in the prompt, and the
-reader's attention."""
+"""Tokens that a passage costs besides its own, for its frame in the prompt and the reader's
+attention."""
 
 _UNREADABLE = 1e9
 _UNIT = 64
@@ -68,7 +68,7 @@ _END = 16
 _LAST_WINDOW, _LAST_LETTERS = (itemgetter(slice(-n, None)) for n in (_END_WINDOW, _END))
 
 _MOST_CHARS = 100_000
-"""A longer text counts as a copy only of exactly the same text."""
+"""A longer text counts as a copy only if the other text is exactly the same."""
 
 _MOST_FOLDED = 500_000
 """Characters beyond ASCII that are folded in all texts; the texts after them count as longer."""
@@ -92,7 +92,7 @@ class ReadPassages(NamedTuple):
 
     @property
     def copies(self) -> dict[int, int]:
-        """Map each copy's position in the ranking to that of the text that it repeats."""
+        """Map each copy's position in the ranking to the position of the text that it repeats."""
         at = self.positions
         return {at[copy]: at[first] for copy, first in copies_of(self.texts).items()}
 

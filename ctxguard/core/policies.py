@@ -1,4 +1,4 @@
-"""The policies: settings with which ``ctxguard.core.decision`` keeps and drops candidates.
+"""Policies: the settings by which ``ctxguard.core.decision`` keeps and drops candidates.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -13,7 +13,7 @@ from ctxguard.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class RatioPolicy:
-    """Keep at most ``k`` passages whose score is at least ``min_ratio`` of the best one's.
+    """Keep at most ``k`` passages whose score is at least ``min_ratio`` times the best.
 
     Attributes:
         k: Maximum number of passages in a context, ≥ 1.

@@ -1,4 +1,4 @@
-"""P(relevant) of a candidate, from a model's plain numbers. Pure; numpy alone."""
+"""Computes P(relevant) of candidates from a model's plain numbers. Pure; needs only numpy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from ctxguard.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class RelevanceModel:
-    """Logistic regression over candidates' features, as plain numbers.
+    """Logistic regression over candidates' features, stored as plain numbers.
 
     P(relevant) = 1 / (1 + exp(−l)), with l = intercept + Σ coefficient · (feature − mean) / scale.
 
@@ -67,7 +67,7 @@ class RelevanceModel:
 
     @cached_property
     def signals(self) -> tuple[str, ...]:
-        """The named signals that the model needs."""
+        """The named signals that the model requires."""
         return tuple(dict.fromkeys(map(signal_of, self.features)))
 
     @cached_property

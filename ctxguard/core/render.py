@@ -19,7 +19,7 @@ DEFAULT_SEPARATOR = "\n"
 FIELDS = ("rank", "passage_id", "title", "text")
 
 _SHORTEST_FENCE = 3
-"""A shorter closing literal, such as a bracket, is too common in text to be a delimiter."""
+"""The shortest closing literal to count as a delimiter; a bracket, say, is too common in text."""
 
 # Unicode's Default_Ignorable_Code_Point in two parts: characters that no script needs, which are
 # removed everywhere (with the annotation marks, which are ignorable but in name) …
@@ -117,7 +117,7 @@ def sanitise(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Sanitise a text and join its lines by spaces, as for a terminal.
+    """Sanitise a text and join its lines with spaces, for instance for a terminal.
 
     >>> one_line("a\\x1b[31mb\\n  c")
     'a[31mb c'
@@ -318,7 +318,7 @@ def _spelled(delimiter: str) -> str:
 
 
 def _spans(parts: Sequence[str | _Value], delimiter: re.Pattern[str]) -> tuple[str | _Span, ...]:
-    """Split the template into delimiters (text) and the spans between them."""
+    """Split the template into delimiters (strings) and the spans between them."""
     spans: list[str | _Span] = []
     current: list[str | _Value] = []
     for part in parts:

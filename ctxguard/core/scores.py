@@ -1,4 +1,4 @@
-"""Score kinds: their ranges and directions, and scores relative to the best of a ranking.
+"""Defines score kinds, with their ranges and directions, and scores relative to a ranking's best.
 
 The relative score is r_i = exp(−(φ(s_top) − φ(s_i)) / T), where φ depends on the kind of score
 (DESIGN.md §4). A retriever's order is evidence of the direction: distances declared as ``cosine``
@@ -22,7 +22,7 @@ INVALID_MAGNITUDE = 1e37
 """Scores at or beyond this are padding, not scores: faiss pads with −3.4e38."""
 
 _ROUNDING = 1e-4
-"""Distance by which single-precision rounding may leave the range of cosine or probability."""
+"""How far single-precision rounding may take a cosine or probability out of its range."""
 
 _PROBABILITY_EDGE = 1e-9
 """Probabilities are clipped this far from 0 and 1, whose log-odds are infinite."""
@@ -47,12 +47,12 @@ above a half on the mean, and below a quarter now and then.
 """
 
 MOST_COMPARED = 100
-"""Candidates of a list that are compared, so that time does not grow with the square of its length;
-these 4,950 pairs tell enough."""
+"""The most candidates of a list to compare, so that time does not grow with the square of its
+length; their 4,950 pairs are enough."""
 
 _TIE = 1e-4
-"""Scores that differ by no more than this share of the largest are equal: quantised vectors, and
-single precision, order them otherwise than they are shown."""
+"""Scores that differ by no more than this share of the largest count as equal: with quantised
+vectors or single precision, an engine's order may differ from that of the scores it shows."""
 
 _SIMILARITIES = (ScoreKind.COSINE, ScoreKind.RATIO, ScoreKind.INNER_PRODUCT)
 
@@ -84,7 +84,7 @@ def all_valid(scores: Sequence[object]) -> bool:
 
 
 def within_domain(kind: ScoreKind, lowest: float, highest: float) -> bool:
-    """Return whether a ranking whose scores span [lowest, highest] can be of this kind."""
+    """Return whether scores that span [lowest, highest] can be of this kind."""
     low, high = DOMAIN[kind]
     return low <= lowest and highest <= high
 
@@ -157,7 +157,7 @@ def discounts(depth: int) -> FloatArray:
 def concordance(
     scores: Sequence[float | None], ranks: Sequence[int | None] | None = None
 ) -> float | None:
-    """Return the share of pairs in which the candidate of the better rank has the better score.
+    """Return the share of pairs in which the candidate with the better rank has the better score.
 
     Pairs with equal scores or ranks, and candidates without a usable score or rank, do not count.
 
@@ -195,7 +195,7 @@ def differ(scores: Sequence[float]) -> bool:
 
 
 def is_opposed(scores: Sequence[float | None], ranks: Sequence[int | None] | None = None) -> bool:
-    """Return whether an order contradicts the scores; arguments as for `concordance`."""
+    """Return whether an order contradicts the scores; the arguments are those of `concordance`."""
     with suppress(TypeError):  # some are not numbers
         numbers = cast(Sequence[float], scores)
         # Nearly always they fall; a third of the time of pairs compared one by one. NaN sorts

@@ -1,9 +1,9 @@
-"""The features of a candidate: the model's inputs, from its scores and named signals.
+"""Computes a candidate's features, the model's inputs, from its scores and named signals.
 
 For each leg that scored the candidates: its value, the gap to the leg's best, its z-score in
 the list, the logarithm of its rank, and the leg's best value; with several legs, the sum of
 reciprocal ranks and whether every leg matched; and for each named signal the transforms that
-``TRANSFORMS`` lists (DESIGN.md §5). Pure; numpy alone.
+``TRANSFORMS`` lists (DESIGN.md §5). Pure; needs only numpy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ PER_LEG = ("value", "gap", "z", "log_rank", "top")
 ACROSS_LEGS = ("reciprocal_ranks", "in_all_legs")
 
 RANKING = "ranking"
-"""Stands for a leg's name: the scores of a ranking without legs."""
+"""Used as a leg's name for the scores of a ranking without legs."""
 
 TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -44,7 +44,7 @@ TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "term_redundancy": ("raw",),
     }
 )
-"""Transforms of each signal that a model may use; none for the ranker's."""
+"""The transforms of each signal that a model may use; the ranker's own signal has none."""
 
 OTHER_TRANSFORMS = ("raw", "z", "gap")
 """Transforms of any other signal, such as a wrapped retriever's own."""
@@ -72,7 +72,7 @@ def named_features(signals: Iterable[str]) -> tuple[str, ...]:
 
 
 def transforms_of(name: str) -> tuple[str, ...]:
-    """Return the transforms of a signal; signals of metadata already compare the candidates."""
+    """Return a signal's transforms; signals from metadata already compare the candidates."""
     return TRANSFORMS.get(name, ("raw",) if ":" in name else OTHER_TRANSFORMS)
 
 
@@ -98,7 +98,7 @@ def _parsed(feature: str) -> tuple[str, str]:
 
 
 def feature_names(legs: Iterable[str], named: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of the features of a set of legs, in the order of ``features``' rows.
+    """Return the names of the features for a set of legs, in the order of the rows of ``features``.
 
     Those of named signals are appended unchanged.
 
@@ -139,7 +139,7 @@ def _plan(
 
 @lru_cache(maxsize=64)
 def _tables(n: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the tables for lists of n candidates: weights of a mean, and the ranks' transforms.
+    """Return the tables for lists of n candidates: weights for means, and transforms of ranks.
 
     Returns:
         1 / n, shape (n,); then the logarithm of a value's rank, and its reciprocal as those of

@@ -1,6 +1,7 @@
 """Data types that every other module shares: passages, hits, rankings, routes, decisions.
 
-Frozen data without behaviour. Pure: imports nothing from the package but errors.
+Frozen data. Pure, except that `id_text` converts foreign objects and `PassagesBy` calls the
+caller's function, which may run anyone's code. Imports nothing from the package but errors.
 """
 
 import math
@@ -33,7 +34,7 @@ class Route(StrEnum):
     DENSE_RERANK = "dense+rerank"
     DENSE = "dense"
     EXTERNAL = "external"
-    """A wrapped retriever, whose stages are unknown."""
+    """A wrapped retriever; its stages are unknown."""
 
 
 RouteName = Literal[
@@ -46,7 +47,7 @@ class ScoreKind(StrEnum):
     """The kind of a score, which decides how two scores may be compared (DESIGN.md §4)."""
 
     RATIO = "ratio"
-    """Non-negative with a true zero: BM25, convex fusion in [0, 1]."""
+    """Non-negative with a true zero, such as BM25, or convex fusion in [0, 1]."""
     COSINE = "cosine"
     INNER_PRODUCT = "inner_product"
     LOGIT = "logit"
@@ -108,7 +109,7 @@ class DropReason(StrEnum):
     UNREADABLE = "unreadable"
     """Its text could not be read; the others are served without it."""
     INSUFFICIENT = "insufficient"
-    """The whole context was called insufficient, and assembly is set to abstain then."""
+    """The whole context was called insufficient, and assembly is set to abstain in that case."""
 
 
 class Flag(StrEnum):
@@ -117,31 +118,31 @@ class Flag(StrEnum):
     UNCALIBRATED = "uncalibrated"
     """No profile is in force."""
     PROFILE_MISMATCH = "profile_mismatch"
-    """The profile was made for another system, or another kind of score; only its k applied."""
+    """The profile was made for another system or another kind of score; only its k was applied."""
     CORPUS_CHANGED = "corpus_changed"
-    """More of the corpus has changed since calibration than the profile allows; it applied."""
+    """More of the corpus has changed since calibration than the profile allows; it was applied."""
     UNVERIFIED = "unverified"
-    """Nothing shows whether the profile was made for this system and corpus; it applied."""
+    """Nothing shows whether the profile was made for this system and corpus; it was applied."""
     ROUTE_UNCALIBRATED = "route_uncalibrated"
     """The profile has no policy for the stages that answered."""
     DOMAIN_VIOLATION = "domain_violation"
-    """A score is impossible for the ranking's kind of score; only k applied."""
+    """A score is impossible for the ranking's kind of score; only k was applied."""
     INVALID_SCORES = "invalid_scores"
-    """Some candidates had no usable score and were dropped; if all had none, only k applied."""
+    """Candidates without a usable score were dropped; if none had one, only k was applied."""
     SCORES_CONTRADICTED = "scores_contradicted"
-    """The engine's order contradicts the scores: it was kept, and only k applied."""
+    """The engine's order contradicts the scores; the order was kept, and only k was applied."""
     RANK_ONLY = "rank_only"
-    """The policy compares scores, but these carry rank only; only k applied."""
+    """The policy compares scores, but these give only an order; only k was applied."""
     MISSING_SIGNALS = "missing_signals"
-    """The policy's model lacks a leg or a score that it was fitted on; only k applied."""
+    """The policy's model lacks a leg or a score that it was fitted on; only k was applied."""
     DEGRADED = "degraded"
     """A stage was left out; see ``Ranking.failures``."""
     EMPTY_RETRIEVAL = "empty_retrieval"
     """The retriever returned no candidate."""
     TRUNCATED = "truncated"
-    """No kept passage is within the limits of assembly; the best was cut."""
+    """No kept passage is within assembly's limits; the best one was cut."""
     OVER_BUDGET = "over_budget"
-    """No kept passage is within the limits of assembly and none was cut: the context is empty."""
+    """No kept passage is within assembly's limits, and none was cut: the context is empty."""
     UNREADABLE = "unreadable"
     """No kept passage could be read; the next readable one was served."""
     INSUFFICIENT = "insufficient"
@@ -220,13 +221,13 @@ class Hit:
 
 
 class PassageSource(Protocol):
-    """The passages of a ranking, by position from 0; only kept ones are read."""
+    """The passages of a ranking, by position from 0; only the kept ones are read."""
 
     def __getitem__(self, position: int, /) -> Passage: ...
 
 
 class ReadTogether:
-    """A source that reads several passages in one call, without running foreign code."""
+    """A source that reads several passages in one call without running foreign code."""
 
     __slots__ = ()
 
@@ -240,7 +241,7 @@ class ReadTogether:
 
 @dataclass(frozen=True, slots=True)
 class CheckedPassages(ReadTogether):
-    """Passages built on reading from fields that were already checked.
+    """Passages that are built, when read, from fields that were already checked.
 
     Attributes:
         columns: `Passage`'s fields in order, all or the first few, shape (n,) each.
@@ -255,7 +256,7 @@ class CheckedPassages(ReadTogether):
 
 @dataclass(frozen=True, slots=True)
 class HitPassages(ReadTogether):
-    """Passages built from hits on reading."""
+    """Passages that are built from hits when read."""
 
     hits: Sequence[Hit] = field(repr=False)
 
@@ -269,7 +270,7 @@ class HitPassages(ReadTogether):
 
 @dataclass(frozen=True, slots=True)
 class PassagesBy:
-    """Passages built on reading by a function of their position."""
+    """Passages that a function builds from their positions when they are read."""
 
     make: Callable[[int], Passage] = field(repr=False)
 
@@ -405,7 +406,7 @@ class Ranking:
         kind: ScoreKind | ScoreKindName | None = None,
         route: Route | RouteName = Route.EXTERNAL,
     ) -> "Ranking":
-        """Build a ranking from hits, in the order given.
+        """Build a ranking from hits, in the given order.
 
         Args:
             kind: The kind of their scores; None for hits without any, which become kind ``rank``.
@@ -476,7 +477,7 @@ def _number(value: object) -> float:
 
 
 def listed(passage_ids: Sequence[str]) -> str:
-    """List the first 10 ids and the number of the others, for ``repr``."""
+    """List the first 10 ids, and say how many others there are, for ``repr``."""
     shown = [*map(repr, passage_ids[:10])]
     if len(passage_ids) > 10:
         shown.append(f"{len(passage_ids) - 10} more")
@@ -484,7 +485,7 @@ def listed(passage_ids: Sequence[str]) -> str:
 
 
 class Threshold(NamedTuple):
-    """A setting and the value that would have kept a dropped passage."""
+    """A setting, and the value at which a dropped passage would have been kept."""
 
     setting: str
     value: float

@@ -1,4 +1,4 @@
-"""Which candidates to ask an assessor about, and how its answers change P(relevant).
+"""Chooses the candidates to ask an assessor about, and updates P(relevant) with its answers.
 
 Pure: numpy alone, no I/O, no clock. An assessor's number is never a probability here. Calibration
 says how far the normal scores of its ranks stand apart for relevant and other candidates of equal
@@ -23,22 +23,22 @@ ASSESS = "assess"
 """The stage's name in answers and metrics."""
 
 DEFAULT_PER_SECOND = 100.0
-"""Candidates of a process that are asked about a second: five requests of 20."""
+"""How many candidates a process may ask about per second: five requests of 20."""
 DEFAULT_QUESTIONS = ("relevant", "answers")
-"""The names of what a model is asked about each candidate."""
+"""The names of the questions that a model is asked about each candidate."""
 
 ANSWER = "answer_"
-"""Before the name of an answer among a ranking's signals. No model of P sees them: it decides
+"""The prefix of an answer's name among a ranking's signals. No model of P sees them: it decides
 before anybody is asked."""
 
 BINS = 16
-"""Bins of answers over which the value of asking is averaged."""
+"""The number of bins of answers over which the value of asking is averaged."""
 
 KNOTS = 64
-"""The most answers that a profile keeps of the distribution that gives the ranks."""
+"""The most answers a profile keeps of the distribution from which ranks are found."""
 
 FEWEST_RELEVANT = 5
-"""Relevant and other asked candidates, of each, below which no effect is fitted."""
+"""No effect is fitted with fewer relevant, or fewer other, candidates that were asked about."""
 
 DOUBT = 2.5
 """Standard errors up to which a fitted effect counts as none: δ = δ̂ · (1 − (DOUBT · se / δ̂)²)₊.
@@ -49,10 +49,10 @@ _LOG_ODDS = 12.0
 """The largest |log-odds| of a candidate: a probability of exactly 0 or 1 could not be moved."""
 
 _LEAST_DEVIATION = 0.1
-"""Of the noise of an answer: labels do not show that one is never wrong."""
+"""The smallest deviation of an answer's noise: no labels show that answers are never wrong."""
 
 _LEAST_MASS = 1e-12
-"""Of a bin, so that no answer is impossible."""
+"""The smallest probability of a bin, so that no answer is impossible."""
 
 _TAIL = 2.5
 """Standard deviations beyond the two means at which the outer bins begin."""
@@ -60,7 +60,7 @@ _TAIL = 2.5
 
 @dataclass(frozen=True)
 class AnswerModel:
-    """The information that an assessor's answers add to P, as plain numbers of a profile.
+    """The information that an assessor's answers add to P, stored as plain numbers in a profile.
 
     The normal score z of an answer's rank is α + β · logit P + γ · place + δ · relevant + σ ·
     noise.
@@ -201,7 +201,7 @@ class AnswerModel:
     def values(
         self, probabilities: FloatArray, k: int, threshold: float, first: int | None = None
     ) -> FloatArray:
-        """Return the expected gain in utility from asking about each candidate by itself.
+        """Return the expected gain in utility from asking about each candidate alone.
 
         V_i = (E[L(P with P_i → P_i′)] − L(P)) / (1 − t), with L(P) = Σ_r D_r · max(P_(r) − t, 0)
         over the first k of the list sorted again; the first is kept whatever its P. In units of a
@@ -249,7 +249,7 @@ def bounded_log_odds(probabilities: FloatArray) -> FloatArray:
 
 
 def _knots(answers: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Thin distinct answers evenly by rank, with the normal scores of their mid-ranks."""
+    """Thin distinct answers evenly by rank; also return the normal scores of their mid-ranks."""
     distinct, counts = np.unique(answers, return_counts=True)
     ranks = (np.cumsum(counts) - 0.5 * counts) / answers.size
     if distinct.size > KNOTS:
@@ -261,7 +261,7 @@ def _knots(answers: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _utilities(lists: FloatArray, k: int, threshold: float) -> FloatArray:
-    """Compute L(P) of lists of probabilities, shape (..., n); the first is kept whatever its P."""
+    """Compute L(P) for lists of probabilities, shape (..., n); the first is always kept."""
     gains = -np.sort(-lists)[..., :k] - threshold
     np.maximum(gains[..., 1:], 0.0, out=gains[..., 1:])
     utilities: FloatArray = gains @ discounts(gains.shape[-1])

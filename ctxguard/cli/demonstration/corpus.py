@@ -105,7 +105,7 @@ def _exported(name: str, module: types.ModuleType) -> Iterator[tuple[str, object
 
 
 def _is_foreign(value: object) -> bool:
-    """Tell whether another library added the object, such as a method of loggers."""
+    """Return whether another library added the object, such as a method of loggers."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and home.partition(".")[0] not in sys.stdlib_module_names
 
@@ -161,7 +161,7 @@ def _class(full: str, owner: type, lineage: list[type]) -> Iterator[Passage]:
 
 
 def _signature(value: object, *, is_method: bool = False) -> str:
-    """Return the call signature, without a method's ``self``; "" if Python does not know it."""
+    """Return the call signature without a method's ``self``; "" if it is unknown."""
     try:
         signature = inspect.signature(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

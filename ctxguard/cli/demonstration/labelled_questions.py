@@ -20,7 +20,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def questions() -> Dataset:
-    """Load the labelled questions, restricted to passages that the running Python has.
+    """Load the labelled questions, restricted to passages that exist in the running Python.
 
     A question without any answer left is left out too: it is no longer the one that was labelled.
     """

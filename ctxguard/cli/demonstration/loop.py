@@ -1,6 +1,6 @@
 """The demonstration: index a corpus, calibrate on it, guard its retriever, monitor the traffic.
 
-Every step makes the calls a user's own program would make; ``ctxguard demo`` prints the results.
+Each step makes the same calls as a user's own program; ``ctxguard demo`` prints the results.
 Loads the model, and reads and writes the index folder; the store is in memory, the traffic drawn
 with a seed. Needs the extras of the whole demonstration.
 """
@@ -63,7 +63,7 @@ def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
 
 
 def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passes) -> Calibration:
-    """Calibrate every route; each question is measured under a choice made on the others.
+    """Calibrate every route; each question is measured under a choice made without it.
 
     What is served today is plain hybrid search, as most people have it: the first 10 of BM25 and
     of vectors, fused by rank.
@@ -75,7 +75,7 @@ def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passe
 def monitor_traffic(
     retriever: HybridRetriever, calibration: Calibration, passes: Passes
 ) -> tuple[Report, dict[Metric, float], CollectorRegistry]:
-    """Serve requests drawn from the questions, sample and judge them, and estimate.
+    """Serve requests drawn from the questions, sample and judge them, and estimate the metrics.
 
     Returns also the true values, by the labels of every request, and what ``/metrics`` serves.
     """
@@ -103,7 +103,7 @@ def monitor_traffic(
 
 
 def _truth(outcome: RouteOutcome, traffic: Sequence[Query]) -> dict[Metric, float]:
-    """Measure the served contexts with the labels of every request, without undefined metrics."""
+    """Measure the served contexts by the labels of every request; leave out undefined metrics."""
     pools = outcome.route.measured
     is_chosen = outcome.served is outcome.chosen
     policy = outcome.profile.policy if is_chosen else outcome.today.policy
