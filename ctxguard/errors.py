@@ -41,7 +41,7 @@ class ConfigurationError(CtxguardError, ValueError):
 
 
 class QueryError(CtxguardError, ValueError):
-    """A query that cannot be searched: empty, white space only, or over the size limit."""
+    """A query cannot be searched: it is empty, only white space, or over the size limit."""
 
 
 class DataError(CtxguardError):
@@ -102,15 +102,15 @@ class StageError(CtxguardError):
 
 
 class StageUnavailableError(StageError):
-    """No stage is left that could answer: an outage, which must not look like an empty result."""
+    """No stage is left to answer: this is an outage, which must not look like an empty result."""
 
 
 class StageRefusedError(StageUnavailableError):
-    """A server refused one request for its content: it may answer the next one."""
+    """A server refused one request because of its content; it may answer the next one."""
 
 
 class OverloadedError(StageError):
-    """A request was refused because too many are under way: try again later."""
+    """A request was refused because too many are in progress; try again later."""
 
 
 class FilterViolationError(StageError):
@@ -137,7 +137,7 @@ class StoreUnavailableError(StoreError):
 
 
 class StoreFullError(StoreError):
-    """The store's disk, or the space that it may take, is used up."""
+    """The store's disk is full, or the store has reached its size limit."""
 
 
 class StoreLockedError(StoreError):
@@ -153,7 +153,7 @@ class StoreCorruptError(StoreError):
 
 
 class StoreSchemaError(StoreError):
-    """Another release or program wrote the tables, or some are missing; left untouched.
+    """Another release or program wrote the tables, or some are missing; they were left untouched.
 
     Attributes:
         found: The schema version of the tables; None if they have none.
@@ -167,7 +167,7 @@ class StoreSchemaError(StoreError):
 
 
 class CalibrationError(CtxguardError):
-    """The labels or the recorded runs do not suffice for their purpose."""
+    """The labels or the recorded runs are not enough for their purpose."""
 
 
 class MissingExtraError(CtxguardError, ImportError):

@@ -1,4 +1,4 @@
-"""Models that answer questions about several candidates of a query in one call.
+"""Asks models questions about several candidates of a query in one call.
 
 Their numbers are never probabilities of relevance: calibration learns how much each adds to our own
 (``ctxguard.core.value_of_information``). Passages are sent as data, with hidden characters removed
@@ -34,12 +34,12 @@ QUESTIONS: Mapping[str, str] = {
     "contradicts": "Does passage {number} contradict what another passage says about the query?",
     "outdated": "Is what passage {number} says about the query out of date?",
 }
-"""Questions by the name of their answer; ``{number}`` is the passage's place in the call."""
+"""Questions, by the name of their answer; ``{number}`` is the passage's place in the call."""
 
 Form = Literal["chat", "decisions", "systemone"]
 
 _CERTAIN = 100
-"""The largest answer of the chat form: models write whole numbers of this scale more evenly."""
+"""The largest answer in the chat form: models use whole numbers on this scale more evenly."""
 _REPLY_TOKENS = 8192
 _QUERY = Template("<query>\n{text}\n</query>")
 _PASSAGES = Template('<passage number="{rank}">\n{text}\n</passage>', separator="\n")
@@ -118,7 +118,7 @@ class ModelAssessor:
         self.fingerprint = f"{form} {model} {digest[:12]}"
 
     def assess(self, query: str, texts: Sequence[str]) -> Answers:
-        """Answer every question about every text, shape (n,) by name; NaN for a refusal.
+        """Answer every question about every text: shape (n,) by name, NaN for a refusal.
 
         Raises:
             UnansweredError: no whole answer in time.
@@ -147,7 +147,7 @@ class ModelAssessor:
 
 
 class ScoreAssessor:
-    """A reranker, local or at a server, whose score is the answer ``score``.
+    """A reranker, local or on a server, whose score is given as the answer ``score``.
 
     It must not be the reranker that orders the candidates: its score would add nothing.
     """
@@ -245,7 +245,7 @@ def _ask_by_question(form: QuestionForm) -> Ask:
 def _by_name(
     answers: object, asked: Sequence[str], form: QuestionForm
 ) -> Mapping[str, object] | None:
-    """Return answers by question; None if they answer other questions."""
+    """Return answers by question; None if they are for other questions."""
     if not form.is_listed:
         return answers if isinstance(answers, dict) and answers.keys() <= {*asked} else None
     if not isinstance(answers, list) or len(answers) != len(asked):

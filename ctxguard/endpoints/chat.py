@@ -1,4 +1,4 @@
-"""A client of models behind endpoints: chat completions, and other forms with the same limits.
+"""Calls models behind endpoints: chat completions, and other forms under the same limits.
 
 It learns from answers which fields an endpoint refuses, and leaves them out of later calls. Touches
 the network, the monotonic clock and, for URL and key, the environment; waits between attempts
@@ -42,16 +42,17 @@ TEMPERATURE = 0.0
 
 _OPENAI = "https://api.openai.com/v1"
 _MAX_ANSWER_BYTES = 2**20
-"""The longest answers, those about a hundred passages, take some thousand bytes."""
+"""The longest answers, about a hundred passages, take a few thousand bytes."""
 _BYTES_PER_EVENT = 1024
 _SHORTEST_KEY = 8
-"""Shorter keys are placeholders, such as ``none``, and ordinary words."""
+"""Shorter keys are placeholders, such as ``none``, or ordinary words."""
 _MOST_WAIT_SECONDS = 60.0
 _BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 0.5, 8.0
 _MOST_LESSONS = 12
-"""The most for one call; each leaves something out, so that few are needed."""
+"""The most lessons learned in one call; each leaves something out, so few are needed."""
 _MORE_TOKENS = 16
-"""How many times its limit a model is given that spent all of it on thoughts."""
+"""The factor by which the limit of tokens is raised for a model that spent all of them on
+thoughts."""
 _MOST_REPLY_TOKENS = 2**15
 _MOST_QUOTED_CHARS = 200
 
@@ -117,7 +118,7 @@ _WORDS_OF = {
     ),
     "stream": re.compile(r"\bstream(?:ing|ed)?\b"),
 }
-"""How an endpoint that refuses a field of a request may name it; others are named as they are."""
+"""Other names by which an endpoint may refuse a field of a request."""
 _REFUSES = re.compile(
     r"support|must|only|requires?|unknown|invalid|unexpected|unrecogni[sz]ed|(?:not|n't) (?:be )?"
     r"(?:allowed|permitted)|set |extra"
@@ -138,7 +139,7 @@ class _Lessons:
         self.most_tokens = max(max_tokens, min(_MORE_TOKENS * max_tokens, _MOST_REPLY_TOKENS))
         self.limit: str | None = "max_tokens"
         self.schemas = 2
-        """2: as asked; 1: any object of JSON; 0: told by the instructions alone."""
+        """2: as requested; 1: any JSON object; 0: described only in the instructions."""
         self.has_system = True
         self.streams = False
         self.without: frozenset[str] = frozenset()
@@ -159,7 +160,7 @@ class _Lessons:
         return {name: value for name, value in body.items() if name not in self.without}
 
     def learn(self, failure: CallError, sent: Mapping[str, object]) -> None:
-        """Note which part of its request an answer refuses; nothing if it is unclear.
+        """Note which part of its request an answer refuses, if that is clear.
 
         >>> lessons = _Lessons(256)
         >>> said = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
@@ -215,7 +216,7 @@ def _names(said: str, field: str) -> bool:
 
 
 def _without_system(conversation: Conversation) -> Conversation:
-    """Move the system's message into the user's."""
+    """Move the system message into the user's message."""
     system = [each["content"] for each in conversation if each["role"] == "system"]
     others = [each for each in conversation if each["role"] != "system"]
     first = {**others[0], "content": "\n\n".join([*system, others[0]["content"]])}
@@ -329,7 +330,7 @@ class ChatClient:
     def post(
         self, path: str, request: Mapping[str, object], read: Callable[[object], Reply[T]]
     ) -> Reply[T]:
-        """Send a request in another form, without its model, with the same limits and counts."""
+        """Send a request in another form, without its model, under the same limits and counts."""
         return BACKGROUND.run(self._asked(path, {"model": self.model, **request}, read))
 
     def close(self) -> None:
@@ -343,7 +344,7 @@ class ChatClient:
         read: Callable[[object], Reply[T]],
         lessons: _Lessons | None = None,
     ) -> Reply[T]:
-        """Ask until there is a reply or no attempt is left, learning from refusals."""
+        """Ask until a reply arrives or no attempt is left, learning from refusals."""
         n_failed = n_lessons = 0
         has_thought = False
         while True:
@@ -409,7 +410,7 @@ def _pause_seconds(n_failed: int, asked: float | None) -> float:
 
 
 def why_failed(replies: Iterable[Reply[Any]], ledger: Ledger) -> str:
-    """Name at most three reasons why replies hold no answer, the most frequent first.
+    """Name up to three reasons why replies hold no answer, the most frequent first.
 
     ``ledger`` redacts the endpoint's messages.
     """

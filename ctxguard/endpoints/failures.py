@@ -1,4 +1,4 @@
-"""Failures of calls to endpoints: a closed set of reasons, with causes and fixes in words.
+"""Describes failed calls to endpoints: a closed set of reasons, with causes and fixes in words.
 
 The words hold neither the key nor the endpoint's messages, which may quote passages. Pure.
 """
@@ -16,7 +16,7 @@ from ctxguard.resilience.stage import UnansweredError
 BAD_REQUEST, NOT_FOUND, TOO_LARGE, UNPROCESSABLE, TOO_MANY_REQUESTS = 400, 404, 413, 422, 429
 SERVER_ERROR = 500
 _REPEATED = (408, 409, 424, 425, TOO_MANY_REQUESTS)
-"""Besides server errors, the statuses that another attempt may get over."""
+"""Statuses, besides server errors, after which another attempt may succeed."""
 
 
 class InvalidReason(StrEnum):
@@ -25,23 +25,23 @@ class InvalidReason(StrEnum):
     REFUSED = "refused"
     """The model or a content filter declined to answer."""
     TRUNCATED = "truncated"
-    """The reply was cut at the limit of tokens."""
+    """The reply was cut off at the token limit."""
     TOO_LONG = "too_long"
-    """The endpoint's answer has more bytes than any needs, and was not read."""
+    """The endpoint's answer has more bytes than any valid one, and was not read."""
     EMPTY = "empty"
-    """A reply without a choice, or a choice without text."""
+    """The reply has no choice, or a choice without text."""
     MALFORMED = "malformed"
-    """Text that is not JSON: prose, another language, half an object."""
+    """The text is not JSON but, for instance, prose, another language or half an object."""
     OFF_SCHEMA = "off_schema"
-    """JSON that is not the object that was asked for."""
+    """The JSON is not the requested object."""
     OUT_OF_RANGE = "out_of_range"
-    """A number outside the range that was asked for."""
+    """A number is outside the requested range."""
     NOT_FINITE = "not_finite"
-    """A NaN or infinite score, from a judge that scores."""
+    """The score of a judge that scores is NaN or infinite."""
     REJECTED = "rejected"
-    """The endpoint refused this request: too long, filtered, or an unknown option."""
+    """The endpoint refused this request: it is too long, filtered, or has an unknown option."""
     DENIED = "denied"
-    """The endpoint refused the key, does not know the model, or is elsewhere (a redirect)."""
+    """The endpoint refused the key, does not know the model, or has moved (a redirect)."""
     RATE_LIMITED = "rate_limited"
     TIMED_OUT = "timed_out"
     SERVER_ERROR = "server_error"
@@ -57,7 +57,7 @@ UNAVAILABLE = frozenset(
         InvalidReason.UNREACHABLE,
     }
 )
-"""Reasons that do not depend on what was asked: the model was unreachable, or refused all."""
+"""Reasons that do not depend on the request: the model was unreachable, or refused everything."""
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ class CallError(Exception):
 
 
 def stage_error(stage: str, reason: InvalidReason, words: str) -> StageError:
-    """Make the stage's error for the request path, without the endpoint's own message."""
+    """Build the stage error for the request path, without the endpoint's own message."""
     if reason is InvalidReason.TIMED_OUT:
         return UnansweredError(stage, FailureKind.TIMEOUT, words)
     if reason is InvalidReason.RATE_LIMITED:
@@ -147,7 +147,7 @@ def status_error(
 
 
 def connection_error(error: BaseException, at: str) -> CallError:
-    """Describe why a connection to a host or proxy could not be made, or broke."""
+    """Describe why a connection to a host or proxy failed or broke."""
     return CallError(InvalidReason.UNREACHABLE, f"{at} {_cause(error)}")
 
 

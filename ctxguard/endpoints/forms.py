@@ -27,7 +27,7 @@ RerankProtocol = Literal["cohere", "voyage", "tei", "score"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankForm:
-    """How requests and answers of one form are written.
+    """How to write the requests and read the answers of one form.
 
     Attributes:
         paths: Its paths; the others end with the first.
@@ -103,14 +103,14 @@ FORMS: Mapping[RerankProtocol, RerankForm] = {
 
 
 MARKS = {mark: form for form in FORMS.values() for mark in form.marks}
-"""The form of a request that has one of these fields; others are of Cohere's form."""
+"""The form of a request, by a field that only it has; requests without one have Cohere's form."""
 
 
 CHAT_PATH = "/chat/completions"
 
 
 def json_object(properties: Mapping[str, object]) -> dict[str, object]:
-    """Write the JSON schema of an object that has these keys and no others."""
+    """Build the JSON schema of an object that has these keys and no others."""
     return {
         "type": "object",
         "properties": properties,
@@ -120,13 +120,13 @@ def json_object(properties: Mapping[str, object]) -> dict[str, object]:
 
 
 def structured(name: str, schema: Mapping[str, object]) -> dict[str, object]:
-    """Ask for structured output, in the strict form of chat completions."""
+    """Build a request for structured output, in the strict form of chat completions."""
     return {"type": "json_schema", "json_schema": {"name": name, "strict": True, "schema": schema}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionForm:
-    """How named questions about some material are asked and answered.
+    """How to ask named questions about some material, and read the answers.
 
     Attributes:
         path: Path below the endpoint's base URL.

@@ -27,7 +27,7 @@ from ctxguard.errors import ConfigurationError
 T = TypeVar("T")
 
 _MAX_EMPTY_BYTES = 2**16
-"""The most before an answer's body, interim answers included, or after it."""
+"""The most bytes before an answer's body, including interim answers, or after it."""
 _SLICE_BYTES = 2**14
 _IDLE_SECONDS = 15.0
 _PORTS = {"http": 80, "https": 443}
@@ -47,7 +47,7 @@ class Answer:
 
     @property
     def wait_seconds(self) -> float | None:
-        """The time that ``Retry-After`` asks to wait, given as seconds or a date."""
+        """The waiting time that ``Retry-After`` requests, in seconds or as a date."""
         text = self.headers.get("retry-after", "")
         try:
             return float(text)
@@ -60,7 +60,7 @@ class Answer:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, over which one answer at a time is read."""
+    """A connection over which one answer at a time is read."""
 
     def __init__(self, parser: Callable[[object], Any], idle: "list[_Connection]") -> None:
         self._new_parser = parser
@@ -72,7 +72,7 @@ class _Connection(asyncio.Protocol):
         self._stays_open = False
 
     async def ask(self, request: bytes, most_bytes: int, *, tunnels: bool = False) -> Answer:
-        """Send a request and read its answer, without a body if it ``tunnels``."""
+        """Send a request and read its answer, which has no body if the request ``tunnels``."""
         self._parser = self._new_parser(self)
         self._most_bytes, self._tunnels = most_bytes, tunnels
         self._headers: dict[str, str] = {}
@@ -98,7 +98,7 @@ class _Connection(asyncio.Protocol):
         self._sweeper = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self.close)
 
     def take(self) -> bool:
-        """Return whether it is still open, and cancel its idle timeout."""
+        """Cancel the idle timeout, and return whether the connection is still open."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         return not self.transport.is_closing()
@@ -134,7 +134,7 @@ class _Connection(asyncio.Protocol):
             self._succeed()
 
     def _check_length(self) -> None:
-        """Abort an answer that is too long, or too many bytes outside of answers."""
+        """Abort if an answer is too long, or if too many bytes arrive outside of answers."""
         if len(self._body) > self._most_bytes:
             words = f"an answer of more than {self._most_bytes:,} bytes"
             self._fail(InvalidReason.TOO_LONG, words)
@@ -301,7 +301,7 @@ class HttpClient:
             BACKGROUND.run(self.aclose())
 
     async def _connected(self) -> tuple[_Connection, bool]:
-        """Return a connection of the running loop, and whether it was used before."""
+        """Return a connection for the running loop, and whether it has been used before."""
         loop = asyncio.get_running_loop()
         idle = self._idle.get(loop)
         if idle is None:
@@ -354,21 +354,21 @@ class HttpClient:
             raise CallError(InvalidReason.UNREACHABLE, words, answer.status)
 
     def _context(self) -> ssl.SSLContext:
-        """The certificates that the system trusts, even if OpenSSL does not find them."""
+        """A TLS context with the system's certificates, even if OpenSSL cannot find them."""
         if self._tls is None:
             self._tls = self._truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return self._tls
 
 
 class _Background:
-    """An event loop on its own thread, the only way to limit the whole of a plain call."""
+    """An event loop on its own thread: the only way to limit the whole time of a plain call."""
 
     _lock = OfProcess(threading.Lock)
     _loop = OfProcess["asyncio.AbstractEventLoop | None"](lambda: None, _of_parents.append)
 
     @property
     def is_running(self) -> bool:
-        """Whether anything was run yet."""
+        """Whether anything has run yet."""
         return self._loop is not None
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:

@@ -31,7 +31,7 @@ _MOST_SAID_CHARS = 300
 _MOST_KEPT_BYTES = 4_000
 _MOST_ERRORS = 20
 _MOST_OBJECTS = 20
-"""Objects of JSON that are looked for in a model's prose."""
+"""The most JSON objects to look for in a model's prose."""
 _STATUS_OF_CODE = (
     ("rate_limit", TOO_MANY_REQUESTS),
     ("quota", TOO_MANY_REQUESTS),
@@ -43,7 +43,7 @@ _STATUS_OF_CODE = (
     ("context_length", BAD_REQUEST),
     ("unsupported", BAD_REQUEST),
 )
-"""Statuses of errors that come with HTTP 200 and name a code in words, by a part of it."""
+"""Statuses for errors that come with HTTP 200 and a code in words, by a part of that code."""
 _END_OF_THOUGHTS = re.compile(r"</(?:think|thinking|reasoning)>")
 _OPEN_THOUGHT = re.compile(r"\s*<(?:think|thinking|reasoning)>")
 
@@ -127,7 +127,7 @@ def _status_error(answer: Answer, host: str, model: str | None) -> CallError:
 
 
 def _error_in(document: object) -> tuple[object, int] | None:
-    """Return the error of an answer that claims success, and its status; None without one."""
+    """Return the error in an answer that claims success, and its status; None if there is none."""
     error = field_of(document, "error") or field_of(_choice_in(document), "error")
     if not error or (field_of(document, "results") or field_of(document, "answers")):
         return None
@@ -145,7 +145,7 @@ def _error_in(document: object) -> tuple[object, int] | None:
 
 
 def said_of(document: object) -> tuple[str, str]:
-    """Return the message of an error in any usual form, and the fields and codes that it names.
+    """Return an error's message, in any usual form, and the fields and codes that it names.
 
     FastAPI's copy of the request (``input``) is not read.
 
@@ -220,7 +220,7 @@ def content_of(content: object) -> str:
 
 
 def read_reply(document: object, read: Callable[[str], T | InvalidReason]) -> Reply[T]:
-    """Read a chat completion; ``read`` parses its content, without thoughts.
+    """Read a chat completion; ``read`` parses its content, from which thoughts are removed.
 
     >>> read_reply({"choices": [{"message": {"content": "<think>or no?</think> yes "}}]}, str).answer
     'yes'
@@ -265,7 +265,7 @@ def without_thoughts(content: str) -> str:
 
 
 def _objects_in(content: str) -> Iterator[object]:
-    """Yield the JSON of a reply: the whole, or the objects in a fence or in prose.
+    """Yield the JSON in a reply: the whole reply, or the objects in a fence or in prose.
 
     Objects are tuples of pairs, since a dictionary would hide repeated keys.
     """
@@ -332,11 +332,11 @@ def whole_number(value: object) -> object:
 
 
 def field_of(document: object, name: str) -> object:
-    """Return a value of a JSON object; None for another document."""
+    """Return a value from a JSON object; None if the document is not an object."""
     return document.get(name) if isinstance(document, dict) else None
 
 
 def tokens_of(usage: object, name: str) -> int | None:
-    """Return a count of a reply's usage; None if it is missing or impossible."""
+    """Return a count from a reply's usage; None if it is missing or impossible."""
     count = field_of(usage, name)
     return count if type(count) is int and 0 <= count <= _MOST_TOKENS else None

@@ -1,4 +1,4 @@
-"""The client of the rerank protocol: scores of passages from a server that has a reranker.
+"""Gets scores of passages from a reranker on a server, by the rerank protocol.
 
 Touches the network and the clock, through ``chat`` and ``http``.
 """
@@ -39,9 +39,9 @@ _BYTES_PER_SENT_BYTE = 3
 """Servers may send the documents back; é takes two bytes in UTF-8 and six as ``\\u00e9``."""
 
 MOST_CALLS = 128
-"""The most calls for one request, where the server takes few documents at a time."""
+"""The most calls for one request, for servers that take few documents at a time."""
 _MOST_REFUSALS = 64
-"""The number of refusals of one request after which refused parts are not tried otherwise."""
+"""After this many refusals of one request, refused parts are not tried in another way."""
 _REFUSALS_TO_PROBE = 3
 _AT_ONCE = 4
 _SHARE_OF_TOKENS = 0.75
@@ -71,7 +71,7 @@ _MOST_TOKENS = re.compile(
 )
 _MOST_CHARS = re.compile(rf"{_BOUND}\D{{0,30}}?(\d{{2,7}}) ?characters")
 _IS_OF_ALL = re.compile(r"total|per.{0,15} batch|in the (?:batch|request)")
-"""A limit of all documents together."""
+"""Matches a limit on all documents together."""
 
 
 @dataclass(slots=True)
@@ -80,17 +80,18 @@ class _Limits:
 
     documents: int | None
     tokens: int | None = None
-    """Of a document with the query."""
+    """The most tokens of a document with the query."""
     chars: int | None = None
-    """Of a document."""
+    """The most characters of a document."""
 
 
 _Part = tuple[list[int], int | None]
-"""The places of documents that are sent in one call, and after how many characters each is cut."""
+"""The positions of the documents sent in one call, and the number of characters to which they are
+cut."""
 
 
 class _Request:
-    """One request: its documents, in as many calls as the server's limits need.
+    """One request, whose documents are sent in as many calls as the server's limits require.
 
     Attributes:
         scores: Of each document; NaN where there is none.
@@ -141,7 +142,7 @@ class _Request:
         return texts if most_chars is None else [text[:most_chars] for text in texts]
 
     def refused(self, part: _Part, sent: list[str], failure: CallError) -> bool:
-        """Decide what to try instead of a refused part.
+        """Decide what to try in place of a refused part.
 
         Returns:
             Whether it is time to find out if the documents are to blame at all.
@@ -365,7 +366,7 @@ def _number_in(pattern: re.Pattern[str], said: str) -> int | None:
 
 
 def _cut(text: str, most_tokens: int) -> str:
-    """Cut a text that has too many tokens to clearly fewer."""
+    """Cut a text that has too many tokens, leaving clearly fewer than the limit."""
     n_tokens = estimate_tokens(text)
     if n_tokens <= most_tokens:
         return text

@@ -1,4 +1,4 @@
-"""Counts of a model's calls: invalid replies by reason, tokens, cost.
+"""Counts a model's calls: invalid replies by reason, tokens, cost.
 
 Calls the given redactor; threads share the counts, and a forked child begins at zero.
 """
@@ -41,7 +41,8 @@ _COUNTED = tuple(each.name for each in fields(JudgeAccounts) if each.type is int
 
 
 Rejected = tuple[str, InvalidReason, str]
-"""The passage or question of a reply without a valid grade, the reason, and its redacted start."""
+"""The passage or question whose reply has no valid grade, the reason, and the reply's redacted
+start."""
 
 
 class Ledger:
@@ -82,14 +83,14 @@ class Ledger:
                 self._counts[name] += n
 
     def add_invalid(self, passage_id: str, reason: InvalidReason, reply: str) -> None:
-        """Count a passage without a valid grade, and keep the reply's beginning, redacted."""
+        """Count a passage without a valid grade, and keep the redacted beginning of the reply."""
         kept = passage_id, reason, self.redacted(reply[:_MAX_CHARS])
         with self._lock:
             self._invalid[reason] += 1
             self._rejected.append(kept)
 
     def rejected(self) -> tuple[Rejected, ...]:
-        """Return the replies that gave no grade and were not taken yet, at most the last 1,000.
+        """Return the replies without a grade that were not taken yet, at most the last 1,000.
 
         They may quote passages.
         """
@@ -114,7 +115,7 @@ class Ledger:
         return JudgeAccounts(**counts, invalid=invalid, cost=cost)
 
     def redacted(self, reply: str) -> str:
-        """Redact an endpoint's words; empty if that fails or there is no redactor."""
+        """Redact an endpoint's text; return "" if that fails or there is no redactor."""
         try:
             return "" if self._redact is None else self._redact(reply)
         except RedactionError:

@@ -1,4 +1,4 @@
-"""The stage that asks an assessor about candidates whose answers can change the context.
+"""Asks an assessor, as a stage, about candidates whose answers can change the context.
 
 Like every stage it has a deadline, bounded threads and a circuit breaker, and also a cache of calls
 and a budget. It asks in one call about the candidates whose value exceeds the price, limited per
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Assessor
 
 _MAX_PASSAGE_CHARS = 200_000
-"""A longer passage is not asked about."""
+"""The longest passage that is asked about."""
 
 _WORKERS = 16
 _CACHE_SECONDS = 3_600.0
 _CACHE_ENTRIES = 5_000
-"""Calls whose answers are kept; some thousand bytes each."""
+"""How many calls' answers are kept, at a few thousand bytes each."""
 
 _Answers = tuple[Mapping[str, FloatArray], FloatArray]
-"""The answers to one call by name (NaN for a refusal), and the texts' places in it.
+"""The answers to one call, by name (NaN for a refusal), and the texts' places in the call.
 
 Shape (texts,) each, in the order of the sorted texts.
 """
 
 
 class Question(NamedTuple):
-    """The question that one request puts to an assessor.
+    """The question that an assessor is asked about one request.
 
     Attributes:
         texts: In the order of the call.
@@ -218,7 +218,7 @@ class AssessorStage:
     def _sendable(
         self, query: str, texts: list[tuple[str, int]]
     ) -> tuple[str, list[tuple[str, int]]] | None:
-        """Redact the query and the texts at positions, without those that cannot be redacted.
+        """Redact the query and the texts at these positions; leave out what cannot be redacted.
 
         None if the query cannot be.
         """
@@ -239,7 +239,7 @@ class AssessorStage:
         return digest.digest()
 
     def _granted(self, n: int) -> int:
-        """Take up to this many candidates from the budget per second."""
+        """Take up to this many candidates from the per-second budget."""
         with self._lock:
             now = monotonic()
             gained = (now - self._filled_at) * self._per_second
@@ -260,7 +260,7 @@ class AssessorStage:
             return answers
 
     def _answers(self, question: Question) -> _Answers:
-        """Call the assessor; raise a `StageError` if it returns no number for a text and name."""
+        """Call the assessor; raise a `StageError` if a number is missing for a text and name."""
         texts, n = question.texts, len(question.texts)
         answers = self.assessor.assess(question.query, texts)
         by_text, found = _order(texts), {}
@@ -275,7 +275,7 @@ class AssessorStage:
         return found, _places(n)[by_text]
 
     def _assessment(self, question: Question, found: _Answers | StageFailure | None) -> Assessment:
-        """Place the answers in the ranking, and keep new ones for equal calls."""
+        """Place the answers in the ranking, and keep new ones for equal calls later."""
         failure, found = (found, None) if isinstance(found, StageFailure) else (None, found)
         asked, n_answered = len(question.positions), 0
         columns = {name: np.full(question.n, np.nan) for name in self.assessor.names}
@@ -306,7 +306,7 @@ class AssessorStage:
         )
 
     def _spent(self) -> float:
-        """Return the cost since this was last called; exact in total, not for each request."""
+        """Return the cost since the last such call; exact in total, but not for each request."""
         ledger = getattr(self.assessor, "ledger", None)
         cost = None if ledger is None else ledger.accounts().cost
         if cost is None:

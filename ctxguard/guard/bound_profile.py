@@ -1,4 +1,4 @@
-"""The immutable state that answers requests: profile, policy of each route, bound retriever.
+"""Holds the immutable state that answers requests: profile, each route's policy, retriever.
 
 A request reads the reference to it once. A new profile or index generation replaces that reference,
 so each request sees one profile and one generation from retrieval to decision. Asks the retriever
@@ -28,7 +28,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class RoutePolicy:
-    """The policy for the rankings of one route, with its consequences.
+    """The policy for the rankings of one route, with everything that follows from it.
 
     Attributes:
         today: The bare retriever's top k, served while the policy is not enforced.
@@ -139,7 +139,7 @@ def _no_retriever(query: str, *, depth: int, where: Where | None = None) -> NoRe
 def _policies(
     profile: Profile | None, comparison: SystemComparison, k: int | None, policy: Policy | None
 ) -> dict[Route, RoutePolicy]:
-    """Choose a policy for every route: the profile's if it knows route and system, else top k."""
+    """Choose each route's policy: the profile's if it fits route and system, else the top k."""
     bare = RatioPolicy(k=DEFAULT_K if k is None else k)
     if policy is not None or profile is None:
         chosen = bare if policy is None else policy
@@ -175,7 +175,7 @@ def _policies(
 
 
 def _declares(retriever: object, name: str) -> bool:
-    """Return whether a retriever has an attribute of its own, on the class or on the instance.
+    """Return whether a retriever itself declares an attribute, on its class or on the instance.
 
     Attributes that a wrapper passes through from an inner retriever do not count: its ``pinned``
     would be a view of the inner retriever, and searching that would bypass the wrapper.

@@ -126,7 +126,7 @@ def decide_request(
 
 
 def _for_scores(applies: RoutePolicy, ranking: Ranking) -> RoutePolicy:
-    """Keep only the k of a route's policy if its threshold does not apply to these scores."""
+    """Reduce a route's policy to its k if its threshold does not apply to these scores."""
     policy, kind, calibrated = applies.policy, ranking.kind, applies.score_kind
     if calibrated is not None and calibrated is not kind:
         # The profile knows this route, but its scores have another meaning here.
@@ -157,7 +157,7 @@ def _first(k: int) -> RatioPolicy:
 
 
 def _as_given(ranking: Ranking, today: RatioPolicy) -> Decision:
-    """Keep the first k of a list as it is."""
+    """Keep the first k candidates of a list, in its order."""
     n = len(ranking.passage_ids)
     return Decision(ranking, today, range(n), min(today.k, n))
 

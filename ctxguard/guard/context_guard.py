@@ -1,4 +1,4 @@
-"""The request path: ContextGuard retrieves, decides, assembles, counts and samples.
+"""Handles requests: ContextGuard retrieves, decides, assembles, counts and samples.
 
 ``retrieve``, ``aretrieve`` and ``filter`` differ only in where the candidates come from. A policy
 that cannot be applied falls back to the retriever's own order at the route's k. A retriever that
@@ -180,7 +180,7 @@ class ContextGuard:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """Differences between the profile's system and this one, one readable line each."""
+        """Differences between the profile's system and this one, one readable line for each."""
         return self.comparison.differences
 
     @property
@@ -194,7 +194,7 @@ class ContextGuard:
         return self._bound.retriever
 
     def use_profile(self, profile: Profile | Path | str) -> None:
-        """Use another profile, or the one at a path, from the next request on.
+        """Use another profile, or the one at a path, starting with the next request.
 
         Requests in progress finish with the former one, which stays in force if an error is raised.
 
@@ -221,7 +221,7 @@ class ContextGuard:
         self._say_mode()
 
     def _say_mode(self) -> None:
-        """Warn in the log if the mode set by hand overrules the profile's verdict."""
+        """Log a warning if the mode set by hand overrules the profile's verdict."""
         verdict = None if self._bound.profile is None else self._bound.profile.verdict
         if self._mode is not None and verdict is not None and self._mode is not verdict.mode:
             _log.warning(
@@ -242,7 +242,7 @@ class ContextGuard:
         return self.comparison
 
     def _ask_probes(self, profile: Profile | None) -> None:
-        """Ask for similarities of the probe texts if the profile has them; else return nothing."""
+        """Get the similarities of the probe texts if the profile has them; else return nothing."""
         if profile is None or RETRIEVER_KEY not in profile.fingerprint:
             return
         try:
@@ -251,7 +251,7 @@ class ContextGuard:
             _log.warning("the retriever did not answer the probe texts: %s", describe_error(error))
 
     def use_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
-        """Compare the profile with another fingerprint of the system from the next request on."""
+        """From the next request on, compare the profile with another fingerprint of the system."""
         with self._rebinding:
             self._check = replace(self._check, fingerprint=fingerprint)
             self._bound = self._bind(self._bound.profile, lenient=True)
@@ -536,7 +536,7 @@ class ContextGuard:
 
 
 def _run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine that blocks this thread wherever it would await."""
+    """Run a coroutine whose awaits all block this thread."""
     try:
         coroutine.send(None)
     except StopIteration as ended:

@@ -1,4 +1,4 @@
-"""The observers of a guard: its sampler and its tracing, whose errors fail no request.
+"""Defines a guard's observers, its sampler and its tracing, whose errors never fail a request.
 
 If an observer raises, ``ctxguard_observer_failures_total`` counts it and the request continues.
 Pure: protocols alone.
@@ -13,7 +13,7 @@ class RequestSampler(Protocol):
     """Selects requests before retrieval, and receives the selected ones once answered."""
 
     def draw(self, request_id: str, /) -> float:
-        """Return the probability with which the request was selected; 0.0 if it was not."""
+        """Return the probability of selection if the request was selected, else 0.0."""
         ...
 
     def offer(self, context: Context, probability: float, time_seconds: float, /) -> object:
@@ -26,7 +26,7 @@ class RequestSpan(Protocol):
 
     @property
     def request_id(self) -> str | None:
-        """The id of a request whose caller gave none, so that its sample links to its trace."""
+        """The request's id if its caller gave none, so that its sample links to its trace."""
         ...
 
     def retrieved(self) -> None:

@@ -1,4 +1,4 @@
-"""Watchers that reload a profile or an index while serving, when its file changes.
+"""Reloads a profile or an index while serving, when its file changes.
 
 A file has changed if its modification time, size or inode has. If it cannot be loaded, the former
 state stays in force, an alarm metric is raised, and every check tries again until it loads
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_INTERVAL_SECONDS = 5.0
 
 _MAX_TRIES = 10
-"""Loads in one check of a file that keeps changing."""
+"""The most loads in one check of a file that keeps changing."""
 
 _Failure = tuple[FileVersion | None, ReloadOutcome, str]
 
@@ -51,7 +51,7 @@ class _Watcher(ABC):
 
     target: ClassVar[ReloadTarget]
     malformed: ClassVar[type[Exception]]
-    """The error of a file that is there and can be read, and is not one of these."""
+    """The error for a file that exists and can be read, but has the wrong content."""
     _checking = OfProcess(threading.Lock)
 
     def __init__(self, file: Path, interval_seconds: float, telemetry: Telemetry | None) -> None:

@@ -1,4 +1,4 @@
-"""Every Prometheus metric of the request path.
+"""Defines every Prometheus metric of the request path.
 
 The child of every label value is looked up once and kept, because a lookup costs as much as three
 increments. All label values come from closed sets: modes, routes, reasons, flags, outcomes, stages.
@@ -53,7 +53,7 @@ ReloadOutcome = Literal["reloaded", "malformed", "mismatched", "unreadable"]
 
 
 _Values = Iterable[str] | Mapping[bool, str]
-"""The values of a label; a mapping's are known by its keys."""
+"""The values of a label; those in a mapping are looked up by its keys."""
 
 _STAGES = (*sorted(KNOWN_STAGES), "other")
 
@@ -289,7 +289,7 @@ class Telemetry:
         self._gauges[f"{what}_reload_failing"].inc(1 if is_failing else -1)
 
     def observer_failed(self, observer: str) -> None:
-        """Count one error of ``sampler`` or ``telemetry``, which never fails a request."""
+        """Count one error in ``sampler`` or ``telemetry``, which never fails the request."""
         self._counters["observer_failures"][observer].inc()
 
 
@@ -304,7 +304,7 @@ _of_registry: WeakKeyDictionary[CollectorRegistry, dict[Any, Any]] = WeakKeyDict
 def made_once(
     registry: CollectorRegistry, make: Callable[..., _T], *, all_metrics: bool = False
 ) -> _T:
-    """Return a registry's metrics of one kind, made once because it refuses duplicate names.
+    """Return a registry's metrics of one kind, made only once: it refuses duplicate names.
 
     The first call decides whether all are exported.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WithTextSignals(RetrieverAdapter):
-    """Wraps your own retriever, and adds signals of its candidates' texts to its scores.
+    """Wraps your own retriever, and adds signals from its candidates' texts to its scores.
 
     Pass it to ``calibrate`` and ``ContextGuard`` instead of the retriever. It reads every
     candidate's text on every request: 100 candidates of 200 words add about 1 ms if their texts are
@@ -55,7 +55,7 @@ class WithTextSignals(RetrieverAdapter):
             self.retrieve, self.aretrieve = self._plain(call), self._awaited(acall)
 
     def fingerprint(self) -> dict[str, str]:
-        """Return the retriever's fingerprint and the text splitter's; empty if it has none."""
+        """Return the retriever's fingerprint and the text signals'; empty if it has none."""
         found = super().fingerprint()
         return found and {**found, "text_signals": self._text_signals.fingerprint}
 

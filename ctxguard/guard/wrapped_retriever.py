@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Calls(NamedTuple):
-    """The calls of a retriever.
+    """The methods through which a retriever is called.
 
     Attributes:
         call: Retrieves; await its result if the retriever has only an asynchronous call.
@@ -32,7 +32,7 @@ class Calls(NamedTuple):
 
 
 class RetrieverAdapter:
-    """Gives any retriever that a guard accepts one interface: calls, route, fingerprint, sketch.
+    """Gives every retriever that a guard accepts the same interface.
 
     Args:
         retriever: An object with ``retrieve`` or ``aretrieve``, or a function; see
@@ -61,12 +61,12 @@ class RetrieverAdapter:
 
     @property
     def route(self) -> Route:
-        """The stages that answer; ``external`` unless the retriever has a route."""
+        """The stages that answer; ``external`` if the retriever has no route."""
         route: Route = getattr(self.retriever, "route", Route.EXTERNAL)
         return route
 
     def fingerprint(self) -> dict[str, str]:
-        """Return the given fingerprint, else the retriever's, else an empty one.
+        """Return the given fingerprint, or else the retriever's own, or else an empty one.
 
         It includes the retriever's similarities of the probe texts, if it gives any.
         """
@@ -97,7 +97,7 @@ def call_if(thing: object, name: str) -> Any:
 
 
 def calls_of(retriever: object) -> Calls:
-    """Find the calls of anything that a guard can wrap.
+    """Find the methods through which a guard calls the retriever it wraps.
 
     Raises:
         ConfigurationError: it is not a retriever, or cannot be called with (query, depth=…).
@@ -150,7 +150,7 @@ def _signature_of(call: Callable[..., object]) -> inspect.Signature | None:
 
 
 def _names_where(signature: inspect.Signature | None) -> bool:
-    """Return whether a call names ``where``: one that accepts any keyword may ignore it."""
+    """Return whether a call names ``where``; a call that accepts any keyword may ignore it."""
     parameter = None if signature is None else signature.parameters.get("where")
     return parameter is not None and parameter.kind in (
         inspect.Parameter.POSITIONAL_OR_KEYWORD,

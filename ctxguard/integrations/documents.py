@@ -1,4 +1,4 @@
-"""A framework's documents as a ranking, and the guard's decisions for the framework's metadata.
+"""Converts a framework's documents to a ranking, and the guard's decisions to their metadata.
 
 Calls the guard and the caller's functions that read a document, and touches nothing else.
 """
@@ -19,7 +19,7 @@ METADATA_KEY = "ctxguard"
 """The key of the decision in a document's metadata."""
 
 Read = Callable[[str, Any], Passage]
-"""The passage of an id and a framework's document."""
+"""Makes a passage from an id and a framework's document."""
 
 
 def columns_of(
@@ -80,7 +80,7 @@ def ranking_of_documents(
 
 
 def _known_ids(documents: Sequence[Any], ids: Sequence[str | None], read: Read) -> Sequence[str]:
-    """Return the ids, with a digest of its text for each document that has none.
+    """Return the ids; a document without one gets a digest of its text.
 
     Documents that share a text get a number from the second on: they may differ otherwise.
     """
@@ -115,14 +115,14 @@ def text_digest(text: object) -> str:
 
 
 def filtered(guard: ContextGuard, query: str, ranking: Ranking, **options: Any) -> Context:
-    """Filter a framework's documents; all pass if no policy is enforced, or the guard's ``k``."""
+    """Filter a framework's documents; if no policy is enforced, all or the guard's ``k`` pass."""
     k = max(len(ranking), 1) if guard.k is None else guard.k
     return guard.filter(query, ranking, k=k, **options)
 
 
 Served = tuple[Passage, int, dict[str, Any]]
-"""A passage that is served, its candidate's position in the ranking, and what was decided on it."""
-_Row = tuple[int, int | None, float | None, str | None]
+"""A served passage, its candidate's position in the ranking, and the decision on it."""
+_Candidate = tuple[int, int | None, float | None, str | None]
 """Position, rank, probability and reason of a candidate."""
 
 
@@ -135,7 +135,7 @@ def served(context: Context) -> list[Served]:
     and the answer's ``flags``.
     """
     ranking, flags = context.decision.ranking, [flag.value for flag in context.flags]
-    rows_of: dict[str, list[_Row]] = {}
+    rows_of: dict[str, list[_Candidate]] = {}
     for row in sorted(_rows(context)):  # candidates may share an id where nothing is dropped
         rows_of.setdefault(ranking.passage_ids[row[0]], []).append(row)
     found = []
@@ -154,8 +154,8 @@ def served(context: Context) -> list[Served]:
     return found
 
 
-def _rows(context: Context) -> Iterable[_Row]:
-    """List the candidates that may be served; decisions on all would take ten times as long."""
+def _rows(context: Context) -> Iterable[_Candidate]:
+    """List only candidates that may be served; decisions on all would take ten times as long."""
     decision = context.decision
     if context.enforced:
         return zip(decision.kept, count(1), decision.probabilities or repeat(None), repeat(None))

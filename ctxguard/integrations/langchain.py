@@ -1,4 +1,4 @@
-"""LangChain: its vector stores and retrievers under a guard, and the guard as its retriever.
+"""Wraps LangChain's vector stores and retrievers for a guard, and a guard as its retriever.
 
 Needs ``langchain-core`` alone. For agents see ``langchain_agents``. Calls the store and the guard,
 and keeps the current run in a context variable.
@@ -33,7 +33,7 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, Field
 
 WhereArguments = Callable[[Where], Mapping[str, Any]]
-"""Translates a filter into keyword arguments of a search, as the vector store wants them."""
+"""Translates a filter into the keyword arguments that the vector store's search expects."""
 
 # The run of the `GuardedRetriever` that searches, whose child a wrapped retriever's run is.
 _run: ContextVar[Any] = ContextVar("ctxguard_langchain_run", default=None)
@@ -230,7 +230,7 @@ class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
 def ranking_of(
     documents: Sequence[Document], score_kind: ScoreKind | None, scores: Sequence[Any] | None
 ) -> Ranking:
-    """Build the ranking of documents and their scores, best first."""
+    """Build a ranking from documents and their scores, best first."""
     (ids,) = columns_of(documents, "LangChain documents", attrgetter("id"))
     return ranking_of_documents(documents, ids, scores, score_kind, _passage)
 
@@ -238,7 +238,7 @@ def ranking_of(
 def ranking_by_metadata(
     guard: ContextGuard, documents: Sequence[Document], score_key: str | None
 ) -> Ranking:
-    """Build the ranking of documents whose metadata holds their scores."""
+    """Build a ranking from documents whose metadata holds their scores."""
     if score_key is None:
         return ranking_of(documents, ScoreKind.RANK, None)
     scores = [(getattr(document, "metadata", None) or {}).get(score_key) for document in documents]
@@ -246,7 +246,7 @@ def ranking_by_metadata(
 
 
 def documents_of(context: Context, k: int | None = None) -> list[Document]:
-    """Return the served passages, at most the best ``k``, in the order of presentation."""
+    """Return the served passages, at most the best ``k``, in presentation order."""
     if k is not None and k < 1:
         raise ConfigurationError(f"k {k!r} must be at least 1, or None for all that are kept")
     documents = [

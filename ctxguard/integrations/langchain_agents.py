@@ -1,4 +1,4 @@
-"""LangChain agents: a guarded search as a tool, and a guard over other tools' results.
+"""Gives LangChain agents a guarded search as a tool, and a guard over other tools' results.
 
 Needs ``langchain``; ``ctxguard.integrations.langchain`` does with ``langchain-core``. Calls the
 tools and the guard, and logs.
@@ -26,7 +26,7 @@ from langchain_core.tools import StructuredTool
 _logger = logging.getLogger(__name__)
 
 _UNFILTERED = "[This text was not filtered: the tool returned it without separate documents.]"
-"""A note for the model, before an output that has no documents to filter."""
+"""A note for the model, placed before an output that has no documents to filter."""
 
 
 def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> Any:

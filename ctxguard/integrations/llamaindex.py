@@ -1,4 +1,4 @@
-"""LlamaIndex: a guard as a node postprocessor. Calls the guard, and touches nothing else."""
+"""Wraps a guard as a LlamaIndex node postprocessor. Calls the guard, and touches nothing else."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -44,7 +44,7 @@ class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name that LlamaIndex registers."""
+        """Return the name under which LlamaIndex registers it."""
         return "GuardPostprocessor"
 
     def _postprocess_nodes(
@@ -70,7 +70,7 @@ class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
 def ranking_of_nodes(
     nodes: Sequence[NodeWithScore], score_kind: ScoreKind | ScoreKindName | None
 ) -> Ranking:
-    """Make the ranking of nodes, best first, for a retriever to pass to ``calibrate``.
+    """Make a ranking from nodes, best first, for a retriever to pass to ``calibrate``.
 
     As in ``lambda query, *, depth: ranking_of_nodes(index.as_retriever(similarity_top_k=depth)
     .retrieve(query), "cosine")``. See `ctxguard.integrations.documents.ranking_of_documents`.

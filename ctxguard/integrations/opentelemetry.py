@@ -1,4 +1,4 @@
-"""Spans of requests, for OpenTelemetry.
+"""Writes spans of requests with OpenTelemetry.
 
 Names are those of its conventions for generative AI where they have one (``retrieval`` spans, in
 development in November 2026), through ``opentelemetry-util-genai``. Other names begin with
@@ -73,7 +73,7 @@ class OpenTelemetryTracing:
 
 
 class _RequestSpan:
-    """The span of one request, and below it those of its stages and its decision."""
+    """The span of one request, with child spans for its stages and its decision."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _RequestSpan:
 
     @property
     def request_id(self) -> str | None:
-        """The ids of the trace and the span, if it has any."""
+        """The ids of the trace and the span, if there are any."""
         found = self._invocation.span.get_span_context()
         return f"{found.trace_id:032x}-{found.span_id:016x}" if found.is_valid else None
 
@@ -122,7 +122,7 @@ class _RequestSpan:
             self._end(error)
 
     def _add_stages(self, context: Context) -> None:
-        """Write the spans of the stages that ran, which have ended and may have begun earlier."""
+        """Write spans for the stages that ran. They have ended, and may predate this span."""
         ranking = context.decision.ranking
         if not ranking.timings or not self._invocation.span.is_recording():
             return

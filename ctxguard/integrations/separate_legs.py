@@ -1,4 +1,4 @@
-"""Combines several retrievers into one, whose candidates carry the scores of each.
+"""Combines several retrievers into one whose candidates carry the scores of each.
 
 Calls the retrievers, each on threads of its own.
 """
@@ -26,7 +26,7 @@ _Outcome = Ranking | BaseException
 
 
 class SeparateLegs:
-    """Several retrievers over one corpus, such as BM25 and vectors, whose scores stay apart.
+    """Several retrievers over one corpus, such as BM25 and vectors, whose scores stay separate.
 
     Candidates are united by passage id and ordered by reciprocal ranks, which carry only order.
     Each leg's own scores are in ``Ranking.legs``, where a calibrated model reads them; see

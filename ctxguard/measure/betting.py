@@ -1,4 +1,4 @@
-"""Evidence by betting: the wealth of gamblers who bet against "the mean gain is at most 0".
+"""Measures evidence by betting: gamblers' wealth in bets against "the mean gain is at most 0".
 
 A gambler stakes a share of its wealth on each gain, chosen from earlier ones. Where the mean gain
 is at most 0 given the past, its wealth is a non-negative supermartingale, and by Ville's inequality
@@ -74,5 +74,5 @@ class Evidence:
 
     @property
     def p_value(self) -> FloatArray:
-        """Shape (...): 1 / the highest wealth that each reached in the last step, at most 1."""
+        """1 / each gambler's highest wealth in the last step, at most 1; shape (...)."""
         return np.asarray(np.exp(-self.path.max(axis=0, initial=0.0)))

@@ -1,4 +1,4 @@
-"""Metrics from a judge's grades of all requests and people's grades of some passages.
+"""Estimates metrics from a judge's grades of all requests and people's grades of some passages.
 
 ``Model`` predicts the relevance of each judged passage: a ridge-penalised logistic regression of
 people's grade on the judge's and its score, on where the passage stands and on how many of the
@@ -45,14 +45,14 @@ from ctxguard.measure.rows import MISSING, N_GROUPS, NEAR, YES, IntArray, Rows
 FOLDS = 5
 
 _PRIOR = np.array([-0.8, 2.2, 1.0, 0.0, 0.0, -1.5, -2.0, 1.0, 0.0, 0.3])
-"""Coefficients before anyone has graded: those of a judge of about 0.85 and 0.9."""
+"""Coefficients before anyone has graded: those of a judge with rates of about 0.85 and 0.9."""
 _PENALTY = np.array([0.1, 0.5, 0.5, 1.0, 1.0, 0.3, 0.3, 0.5, 1.0, 1.0])
 _ROUNDS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Predicts P(relevant) from the judge's grade and score, the rank group and the other grades.
+    """Predicts P(relevant) from the judge's grade and score, the rank group and its other grades.
 
     Attributes:
         coefficients: Shape (FOLDS, 10); each row was fitted without one fold.
@@ -146,7 +146,7 @@ that the request was served and of the others; whether any is served; one; the r
 all; and the harm of those that could not be judged."""
 
 REQUESTS_COUNT = 1.8
-"""How much a graded request counts towards ``min_n``, where ``GRADES_COUNT`` grades count 1. So
+"""How much a graded request counts towards ``min_n``, if ``GRADES_COUNT`` grades count as 1. So
 60 grades of 17 requests suffice for 30; MRR takes 30 requests, recall 30 dropped passages."""
 
 _QUANTITY, _COLUMN = np.eye(N_QUANTITIES), np.eye(N_COLUMNS)
@@ -251,7 +251,7 @@ class Graded(NamedTuple):
 
     @property
     def cluster(self) -> IntArray:
-        """The cluster of each request, shape (l,), from 0: its session, or itself without one."""
+        """Each request's cluster, shape (l,), from 0: its session, or itself if it has none."""
         session = self.rows.requests["session"]
         alone = np.where(session == 0, np.arange(len(session)), -1)
         keys = np.column_stack([session, alone])
@@ -336,7 +336,7 @@ def corrected_estimates(
 
 
 def corrected_differences(sums: Sums, graded: Graded, model: Model) -> dict[Metric, Estimate]:
-    """Estimate the paired gain of contexts over others in UDCG and pooled recall.
+    """Estimate the gain of some contexts over others in UDCG and pooled recall, in pairs.
 
     Args:
         sums: Sums of the columns of ``predicted``, by ``model``, the quantities below ``POOL`` and
@@ -491,7 +491,7 @@ def corrected_totals(
 def _ranks_found(
     requests: NDArray[np.void], found: FloatArray, likely: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the reciprocal rank of each request, as people found it and as predicted, shape (l,).
+    """Return each request's reciprocal rank, as people found it and as predicted, shape (l,).
 
     One that was not graded on below an irrelevant first passage stands for those that were: 1 if
     the first is relevant, else h + is_run/run_probability · (RR − h), with the predicted h.

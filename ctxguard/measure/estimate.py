@@ -1,4 +1,4 @@
-"""Sums over independent clusters, and metrics with confidence intervals from them.
+"""Sums over independent clusters, and estimates metrics with confidence intervals from the sums.
 
 A cluster is a session, or a request that belongs to none. Every metric is a ratio of two weighted
 sums over clusters, so one set of additive sums and one linearised variance serve them all; requests
@@ -18,13 +18,13 @@ from ctxguard.measure.interval import CONFIDENCE, Interval, t_quantile
 from ctxguard.measure.metrics import METRICS, Metric
 
 DEFAULT_MIN_N = 30
-"""With a smaller effective number of clusters, intervals do not reach that coverage."""
+"""With a smaller effective number of clusters, intervals do not reach their coverage."""
 GRADES_COUNT = 2.0
 """This many grades of passages count as one cluster towards ``min_n``."""
 IN_UNIT_INTERVAL = frozenset(Metric) - {Metric.UDCG, Metric.GAIN, Metric.HARM}
 """Metrics that are shares or means of shares."""
 _LEAST_DF = 4.0
-"""Below this the expansion of Student's t is wrong; an interval is so wide then that it says so."""
+"""Below this the expansion of Student's t is wrong, and intervals are far too wide to mislead."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,12 +44,12 @@ class Sums:
     n: int = 0
     n_observable: float = 0.0
     _of_metrics: FloatArray = field(default_factory=partial(np.zeros, (2, len(METRICS))))
-    """Of each metric: n, and ``n_observable``."""
+    """The n and ``n_observable`` of each metric."""
     _sessions: list[tuple[NDArray[np.int64], FloatArray, FloatArray]] = field(default_factory=list)
 
     @classmethod
     def of(cls, n_columns: int) -> "Sums":
-        """Start without any cluster."""
+        """Return sums without any cluster."""
         return cls(np.zeros(n_columns), np.zeros((n_columns, n_columns)))
 
     def add(
@@ -150,7 +150,7 @@ class Estimate(Interval):
 
     @property
     def grades_needed(self) -> int | None:
-        """Return how many more grades by people it needs; None if it lacks something else."""
+        """Return how many more of people's grades are needed; None if it lacks something else."""
         return None if self.grades is None else self.n_needed
 
 
@@ -260,7 +260,7 @@ def linearised(
 
 
 def degrees_of_freedom(residuals: FloatArray) -> float:
-    """Return how many normal residuals would give an equally uncertain sum of squares.
+    """Return the number of normal residuals whose sum of squares would be equally uncertain.
 
     A sum of squares that rests on a few large residuals is uncertain: with the fourth moment as
     seen, 2(Σe²)² / (Σe⁴ − (Σe²)²/n), after Satterthwaite ("An approximate distribution of
@@ -279,7 +279,7 @@ def degrees_of_freedom(residuals: FloatArray) -> float:
 
 
 def lacks_grades(min_n: int, n: int = 0, counted: float = 0.0, grades: int = 0) -> Estimate:
-    """State that people have graded too few passages, and at least how many are missing.
+    """Say that people have graded too few passages, and how many more are needed at least.
 
     A grade never raises that number, which is two grades for each that lacks towards ``min_n``.
     More are needed if people grade passages that the metric does not use.

@@ -1,4 +1,4 @@
-"""A value with its interval and n, and means with bootstrap intervals. Pure."""
+"""Defines a value with its interval and n, and computes means with bootstrap intervals. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -118,7 +118,7 @@ def bootstrap_intervals(
 
 
 def bootstrap_ratio(parts: FloatArray, wholes: FloatArray, *, seed: int = 0) -> Interval:
-    """Compute Σ parts / Σ wholes with its percentile interval, over queries that have a whole.
+    """Compute Σ parts / Σ wholes and its percentile interval, over the queries that have a whole.
 
     >>> ratio = bootstrap_ratio(np.array([1.0, 0.0]), np.array([2.0, 2.0]))
     >>> ratio.value, ratio.n

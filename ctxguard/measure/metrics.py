@@ -1,4 +1,4 @@
-"""The formula of every metric.
+"""Defines the formula of every metric.
 
 Formulas take tables by rank, shape (n, k): n contexts of labelled queries or of live requests. A
 metric of judged requests is a ratio of two weighted sums of what each request adds to it. Pure.
@@ -23,7 +23,7 @@ NDCG_CUTOFF = 10
 
 
 def share(part: NDArray[Any], whole: NDArray[Any]) -> FloatArray:
-    """Divide, with NaN if the whole is 0: a share of nothing is undefined.
+    """Divide; return NaN if the whole is 0, because a share of nothing is undefined.
 
     >>> share(np.array([1.0, 0.0]), np.array([4.0, 0.0])).tolist()
     [0.25, nan]
@@ -62,7 +62,7 @@ def udcg(utilities: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def ndcg(gains: NDArray[Any], best: NDArray[Any]) -> FloatArray:
-    """Compute nDCG@10; NaN without anything to gain.
+    """Compute nDCG@10; NaN if there is nothing to gain.
 
     Args:
         gains: Shape (n, k), by rank.
@@ -83,7 +83,7 @@ def precision_sums(relevant: NDArray[np.bool_]) -> FloatArray:
 
 
 def reciprocal_ranks(relevance: FloatArray) -> FloatArray:
-    """Compute mean reciprocal ranks, with passages taken to be independent.
+    """Compute mean reciprocal ranks, assuming that passages are independent.
 
     Args:
         relevance: Shape (n, k), P(relevant) by rank; 0 or 1 where it is known.
@@ -112,7 +112,7 @@ calls fail may depend on the passage."""
 
 
 def failed_in_words(requests: int, passages: int) -> str:
-    """Say that passages lack a grade, how that affects figures, and how to get one."""
+    """Say that passages lack a grade, how this affects the figures, and how to grade them."""
     return (
         f"{count(passages, 'passage')} of {count(requests, 'request')} got no grade, because calls "
         "of the judge failed: they are in no figure of the judge, and more than "
@@ -137,8 +137,8 @@ class Metric(StrEnum):
     HARM = "harm"
     PRECISION = "precision"
     RECALL_LOSS = "recall_loss"
-    """Mean share of the relevant among the retriever's first few that was not served, which a
-    certificate bounds."""
+    """Mean share of the relevant passages among the retriever's first few that were not served;
+    certificates bound it."""
 
 
 METRICS = tuple(Metric)
@@ -181,7 +181,7 @@ def never_judged(rows: Rows) -> FloatArray:
 
 
 def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArray]]:
-    """Compute n requests' unweighted contributions to every metric from the judge's grades.
+    """Compute the unweighted contributions of n requests to every metric, from the judge's grades.
 
     A request contributes nothing to a metric that depends on a passage without a grade.
 
@@ -226,11 +226,11 @@ def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArra
 
 
 N_TERMS = 2 * len(METRICS) + 3
-"""Columns of ``weighted_terms``."""
+"""The number of columns of ``weighted_terms``."""
 
 
 def weighted_terms(rows: Rows) -> tuple[FloatArray, FloatArray]:
-    """Put the contributions of n requests to the sums into columns, weighted by 1/π.
+    """Compute the columns that n requests add to the sums, weighted by 1/π.
 
     Returns:
         Shape (n, N_TERMS): numerator and denominator of each metric, then the request itself, if
@@ -249,7 +249,7 @@ def weighted_terms(rows: Rows) -> tuple[FloatArray, FloatArray]:
 
 
 def shown_metrics(totals: FloatArray) -> frozenset[Metric]:
-    """Return the metrics for which few enough requests lack a grade, from sums of the columns."""
+    """Return the metrics for which few enough requests lack a grade, given the columns' sums."""
     requests, served_failed, any_failed = totals[-3:].tolist()
     if served_failed > MOST_FAILED * requests:
         return frozenset()
@@ -264,7 +264,7 @@ def losses(rows: Rows) -> dict[Metric, FloatArray]:
 
 
 def keyword_first_ranks(keywords: Sequence[str], texts: Sequence[str]) -> list[int | None]:
-    """Return the 1-based rank of the first text that holds each keyword; None if none does.
+    """Return, for each keyword, the 1-based rank of the first text with it; None if there is none.
 
     Matches whole words, ignoring case; any white space may separate the words of a phrase.
 

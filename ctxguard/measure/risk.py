@@ -1,4 +1,4 @@
-"""Tests of a bounded mean loss: betting p-values, and the order in which candidates are tested.
+"""Tests bounded mean losses: betting p-values, and the order in which candidates are tested.
 
 The certificate of DESIGN.md §9 is learn-then-test (Angelopoulos, Bates, Candès, Jordan and Lei,
 2021). Each candidate policy has the null hypothesis "its mean loss exceeds alpha". Candidates
@@ -81,7 +81,7 @@ def _stakes(variance: FloatArray, n: int, alpha: float, delta: float) -> FloatAr
 
 
 def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> float:
-    """Bound the mean loss from above, right with probability at least 1 − delta.
+    """Bound the mean loss from above; the bound holds with probability at least 1 − delta.
 
     The least alpha that ``betting_p_value`` rejects at level delta. The test is valid for every
     alpha and its p-value never rises with alpha, so the true mean is among the alphas that are
@@ -108,7 +108,7 @@ def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> floa
 
 
 def betting_lower_bound(differences: ArrayLike, delta: float = DEFAULT_DELTA) -> float:
-    """Bound a mean difference from below, right with probability at least 1 − delta.
+    """Bound a mean difference from below; the bound holds with probability at least 1 − delta.
 
     A difference D in [−1, 1] is a loss of (1 − D) / 2, whose mean ``betting_upper_bound`` bounds
     from above; gains on some queries then count against losses on others.
@@ -160,7 +160,7 @@ def fixed_sequence(p_values_in_order: ArrayLike, delta: float) -> int:
 
 
 def labels_needed(losses: ArrayLike, alpha: float, delta: float = DEFAULT_DELTA) -> int | None:
-    """Count the labelled queries that would certify one candidate by betting, if typical.
+    """Count the labelled queries that would certify one candidate by betting, if they are typical.
 
     An approximation, not a guarantee: the log wealth after n queries is taken as normal, with
     the growth and spread that the stakes would have on losses like those given; the answer is

@@ -1,4 +1,4 @@
-"""Rows of judged requests and passages, the basis of every estimate, and their packed blocks.
+"""Holds judged requests and passages as rows, the basis of every estimate, and packs them.
 
 A row has the probabilities with which it was judged and graded, and no text. The rows of one
 request are a block of bytes, which the store keeps longer than the texts. Pure.
@@ -18,9 +18,9 @@ IntArray = NDArray[np.intp]
 BoolArray = NDArray[np.bool_]
 
 NO, YES, MISSING, FAILED = 0, 1, 2, 3
-"""A judge's grade of a passage: not relevant, relevant, without a label in what it knows, or none
-yet because its call failed. A failed passage is unjudged in every figure until it is asked about
-again."""
+"""A judge's grade of a passage: not relevant, relevant, none because the judge knows no label, or
+none yet because its call failed. A failed passage is unjudged in every figure until it is asked
+about again."""
 
 N_GROUPS = 5
 NEAR, FAR = 3, 4
@@ -60,7 +60,7 @@ REQUEST = np.dtype(
         ("loss_probability", "<f8"),
     ]
 )
-"""One judged request, or one of a labelled query, to which the columns of samples do not apply.
+"""One judged request, or a labelled query, to which the columns about samples do not apply.
 
 ``sample_id``, ``time_seconds`` and ``first_pick`` are those of its sample; the last is the first
 pick for labels that could have taken it, ``NO_PICK`` where none could so far. ``route`` is the
@@ -95,7 +95,7 @@ PASSAGE = np.dtype(
         ("asked_probability", "<f8"),
     ]
 )
-"""One judged passage, the served ones first, by rank.
+"""One judged passage; the served ones come first, by rank.
 
 ``position`` is its place among the retriever's candidates, from 0; ``rank`` counts the served from
 1 and is 0 for a dropped one; ``group`` is that of ``rank_group``, or ``NEAR`` or ``FAR``, in the
@@ -131,13 +131,13 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, requests: NDArray[np.void], passages: NDArray[np.void]) -> "Rows":
-        """Join the two tables."""
+        """Make rows from the two tables."""
         n = requests["n_passages"].astype(np.intp)
         return cls(requests, passages, np.repeat(np.arange(len(requests)), n))
 
     @classmethod
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
-        """Concatenate rows; empty without any parts."""
+        """Concatenate rows; the result is empty if there are no parts."""
         requests = [np.empty(0, REQUEST), *[part.requests for part in parts]]
         passages = [np.empty(0, PASSAGE), *[part.passages for part in parts]]
         return cls.of(np.concatenate(requests), np.concatenate(passages))
@@ -180,7 +180,7 @@ class Rows(NamedTuple):
         return Rows.of(self.requests[chosen], self.passages[chosen[self.request]])
 
     def by_people(self) -> "Rows":
-        """Return these rows with people's grades in place of the judge's."""
+        """Return these rows with people's grades instead of the judge's."""
         passages, grade = self.passages.copy(), self.passages["people_grade"]
         passages["judge_grade"] = np.where(grade == UNGRADED, MISSING, np.where(grade > 0, YES, NO))
         passages["worth"] = passages["people_worth"]
@@ -213,7 +213,7 @@ class Rows(NamedTuple):
 
     @property
     def has_ranks(self) -> bool:
-        """Whether every served passage was judged with certainty, so that no rank is a gap."""
+        """Whether every served passage was judged with certainty, so that no rank is missing."""
         is_served, size = self.passages["rank"] > 0, self.passages["size"]
         n_certain = self.total(is_served & (size == 1.0))
         is_gap = is_served & (size == 0.0)
@@ -224,7 +224,7 @@ class Rows(NamedTuple):
         return np.asarray(np.bincount(self.request, values, len(self.requests)), np.float64)
 
     def by_rank(self, values: FloatArray) -> FloatArray:
-        """Spread values of the served passages, shape (m,), over ranks, shape (n, k)."""
+        """Arrange values of the served passages, shape (m,), by rank, shape (n, k)."""
         rank = self.passages["rank"]
         served = rank > 0
         table = np.zeros((len(self.requests), int(rank.max(initial=0))))
@@ -233,7 +233,7 @@ class Rows(NamedTuple):
 
 
 def rank_group(rank: NDArray[np.int64]) -> IntArray:
-    """Return the group of served ranks, 1-based: the first, the next two, the rest.
+    """Return the groups of 1-based served ranks: the first, the next two, the rest.
 
     >>> rank_group(np.array([1, 2, 3, 4, 9])).tolist()
     [0, 1, 1, 2, 2]
@@ -255,5 +255,5 @@ def hash_number(text: str) -> int:
 
 
 def session_number(session_id: str | None) -> int:
-    """Hash a session; 0 for a request without one."""
+    """Hash a session to a number; 0 for a request without one."""
     return 0 if session_id is None else hash_number(session_id) or 1

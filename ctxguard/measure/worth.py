@@ -1,4 +1,4 @@
-"""The worth of passages to the reader, according to their labels. Pure."""
+"""Defines the worth of passages to the reader, according to their labels. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -137,9 +137,9 @@ def gains(grades: NDArray[np.int64], form: Gain) -> NDArray[Any]:
 
 
 READERS = Utilities()
-"""As measured on readers; the default."""
+"""The worth measured on readers; the default."""
 STRICT = Utilities(hard_negative=-0.5, distractor=-1.0, irrelevant=-0.5, unjudged=-0.2)
 """For fields where every irrelevant passage does damage (medicine, law)."""
 BLOG = replace(STRICT, score_ratio=0.7)
-"""The numbers and heuristics of the article that UDCG's discounted form comes from."""
+"""The numbers and heuristics of the article from which UDCG's discounted form comes."""
 PRESETS: Mapping[str, Utilities] = {"readers": READERS, "blog": BLOG, "strict": STRICT}

@@ -29,7 +29,7 @@ _MAX_BLANKS = 20
 """A sheet with more empty cells than this for each full one is not a table."""
 _NAMED_RANGES = 5
 
-_Row = dict[int, str]
+_Cells = dict[int, str]
 """Texts by the number of their column, from 1."""
 
 
@@ -83,7 +83,7 @@ def read_csv(raw: bytes) -> str:
     )
 
 
-def _table(rows: Iterable[_Row]) -> str:
+def _table(rows: Iterable[_Cells]) -> str:
     """Write rows as a Markdown table; a sparse sheet as its filled cells, one per line."""
     full = [row for row in rows if row]
     columns = sorted({column for row in full for column in row})
@@ -94,9 +94,9 @@ def _table(rows: Iterable[_Row]) -> str:
 
 def _visible_rows(
     stream: IO[bytes], name: str, text_of: Callable[[Element, str], str]
-) -> tuple[list[_Row], list[str]]:
+) -> tuple[list[_Cells], list[str]]:
     """Read the rows of a sheet, and describe what is left out."""
-    rows: list[_Row] = []
+    rows: list[_Cells] = []
     ranges: list[tuple[int, int]] = []
     hidden_rows: list[int] = []
     hidden_columns: set[int] = set()
@@ -109,7 +109,7 @@ def _visible_rows(
             rows_hidden = element.get("zeroHeight") not in _OFF
         elif kind == "row":
             number = int(element.get("r") or number + 1)
-            row: _Row = {}
+            row: _Cells = {}
             column = 0
             for each in element:
                 place = _COLUMN.fullmatch(each.get("r") or "")

@@ -1,4 +1,4 @@
-"""The URL of an index in an engine: where the engine is, and the index's name there.
+"""Parses the URL of an index in an engine: the engine's address, and the index's name there.
 
 Reads the environment variable of the engine's key.
 """
@@ -49,7 +49,7 @@ class EngineAddress:
 
     @classmethod
     def parse(cls, url: str, *, key: str | None = None) -> "EngineAddress":
-        """Parse a URL; the key is that of the environment variable if none is given.
+        """Parse a URL; a key that is not given is read from the environment variable.
 
         Raises:
             ConfigurationError: the engine is unknown, the index's name has invalid

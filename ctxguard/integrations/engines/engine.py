@@ -55,7 +55,7 @@ class LegQuery:
 
     @property
     def legs(self) -> tuple[str, ...]:
-        """The legs that are asked."""
+        """The legs to search."""
         asked = {LEXICAL: self.terms, DENSE: self.vector}
         return tuple(leg for leg, given in asked.items() if given is not None)
 
@@ -131,7 +131,7 @@ class Engine(ABC):
         """Create an empty index with ``settings``; return False if one with that name exists."""
 
     def opened(self) -> None:  # noqa: B027
-        """Prepare an index that was opened for searches."""
+        """Prepare an opened index for searches."""
 
     @abstractmethod
     def fingerprint(self) -> Mapping[str, str]:
@@ -149,7 +149,7 @@ class Engine(ABC):
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
     ) -> Iterable[Mapping[str, Any]]:
-        """Read stored fields of the existing passages among these ids; None for all.
+        """Read stored fields of the passages with these ids that exist; None for all passages.
 
         The fields are those of `IndexedPassage.stored` and ``vector``, the unit vector, shape
         (dimension,).
@@ -161,7 +161,7 @@ class Engine(ABC):
 
     @abstractmethod
     def smallest_digests(self, n: int) -> Sequence[int]:
-        """Return the ``n`` smallest digests of passages, or all if there are fewer; signed."""
+        """Return the ``n`` smallest digests of passages (signed), or all if there are fewer."""
 
     @abstractmethod
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
@@ -208,7 +208,7 @@ class Engine(ABC):
         query: LegQuery,
         kind: ScoreKind | None = None,
     ) -> Ranking | CtxguardError:
-        """Build a leg's ranking from its rows, which are untrusted.
+        """Build a leg's ranking from its untrusted rows.
 
         At most as many rows are read as the leg may have. Rows without a complete passage, or with
         a BM25 score of 0, are left out. A score that is not a number becomes None, which a decision
@@ -247,7 +247,7 @@ class Engine(ABC):
 
     @abstractmethod
     def typed(self, error: Exception, *, says_why: bool = False) -> CtxguardError:
-        """Return our error for one of the client's.
+        """Convert one of the client's errors to one of ours.
 
         It has the server's reason only if ``says_why``: no query or passage was sent that the
         reason could quote.
@@ -271,7 +271,7 @@ _inherited: list[Any] = []
 
 
 def leave_to_parent(client: Any) -> None:
-    """Keep a parent process's client from being closed here, by us or by its ``__del__``."""
+    """Keep the parent process's client from being closed here, by us or by its ``__del__``."""
     if client is not None:
         client.close = lambda: None
         _inherited.append(client)

@@ -53,7 +53,7 @@ _MAX_TOKENS = 4_096
 
 _WRITE_SECONDS = 120.0
 _LONGEST_REASON = 300
-"""Characters of a server's message."""
+"""The most characters of a server's message to quote."""
 _PAGE = 1_000
 _SPACE_OF_DIGESTS = 2**64
 _SETTINGS = "ctxguard.settings"
@@ -76,9 +76,9 @@ _LOUD = (
     "pymilvus.decorators",
     "milvus_lite",
 )
-"""Loggers that print a traceback of each error that is raised too, or that nobody can mend."""
+"""Loggers that print tracebacks of errors that are raised anyway, or that nobody can fix."""
 _LOUD_OF_FILE = "grpc._server"
-"""The logger of Milvus Lite's server in this process, for each request that it does not know."""
+"""The logger in which Milvus Lite's server reports each request that it does not know."""
 _MAKING = ("create_collection", "create_index", "load_collection")
 """The calls that make an index: they send no text, and may take long."""
 _KEPT_TERM = re.compile(r"[a-z0-9]{1,40}")
@@ -130,7 +130,7 @@ class MilvusEngine(Engine):
         return str(stored)
 
     def opened(self) -> None:
-        """Create the indexes that an interrupted build left out, and load the collection."""
+        """Create the indexes that an interrupted build did not create, and load the collection."""
         self._index_and_load()
         self._warm_up()
 
@@ -213,7 +213,7 @@ class MilvusEngine(Engine):
         }
 
     def find(self, query: LegQuery) -> Legs:
-        """Search both legs at once, each in its own call."""
+        """Search both legs at the same time, each in its own call."""
         found: Legs = {}
         lexical = None
         if query.terms:
@@ -326,14 +326,14 @@ class MilvusEngine(Engine):
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """Make Milvus Lite count a file's terms now, as its first search would."""
+        """Make Milvus Lite count a file's terms now, instead of in the first search."""
         if self._is_file:
             answer = self._leg(LEXICAL, "a", LegQuery(["a"], None, 1), _WRITE_SECONDS)
             if isinstance(answer, CtxguardError):
                 raise answer
 
     def _call(self, method: str, *given: Any, seconds: float = 0.0, **arguments: Any) -> Any:
-        """Call a method of the client about this collection, for ``seconds`` or the URL's timeout.
+        """Call a method of the client for this collection, within ``seconds`` or the URL's timeout.
 
         ``given`` are its arguments after the collection's name.
         """

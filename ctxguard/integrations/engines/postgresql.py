@@ -46,9 +46,9 @@ _MOST_INLINE = 1_000
 times as long if each is read from another table (TOAST)."""
 _ENDED = ("57P01", "57P02", "57P03")
 _WHOLE = (None, "57014", *_ENDED)
-"""Errors after which no leg is asked by itself: time is up, or the server is away."""
+"""Errors after which no single leg is searched: time is up, or the server is unreachable."""
 _LOCK = 7_243_119
-"""Any number: processes that create an index agree on it."""
+"""An arbitrary number on which all processes that create an index agree."""
 
 _TABLES = """
 CREATE TABLE about (settings text NOT NULL);
@@ -187,7 +187,7 @@ class PostgresEngine(Engine):
         }
 
     def find(self, query: LegQuery) -> Legs:
-        """Search both legs, and score the candidates of either in both, in one statement."""
+        """Search both legs, and score each leg's candidates in both, in one statement."""
         found = self._query(*_statement(query, self._vector))
         legs: Legs = {}
         for leg in query.legs:
@@ -314,7 +314,7 @@ class PostgresEngine(Engine):
 
     @contextmanager
     def _connection(self, seconds: float | None = None) -> Iterator[Any]:
-        """Lend a connection with the time limit of searches, or with another in a transaction."""
+        """Lend a connection with the time limit of searches, or in a transaction with another."""
         own = self.address.timeout_seconds
         with self._typed_errors(), self._client.get().connection(timeout=own) as connection:
             if seconds is None and not self._is_pooled:
@@ -338,7 +338,7 @@ class PostgresEngine(Engine):
             raise self.typed(error) from error
 
     def _pool(self) -> Any:
-        """Open the pool, and make its first connection to see the server's own error."""
+        """Open the pool, and make its first connection so that the server's own error is seen."""
         # The pool's own attempts hide why they fail.
         with self._connected() as first:
             # A pooler, such as PgBouncer, names processes of its own.
@@ -431,7 +431,7 @@ class PostgresEngine(Engine):
 
 
 def _is_broken(error: StageUnavailableError) -> bool:
-    """Return whether a connection ended, as after a restart of the server."""
+    """Return whether a connection has ended, for instance because the server restarted."""
     cause = error.__cause__
     state = getattr(cause, "sqlstate", None)
     return isinstance(cause, psycopg.OperationalError) and (state is None or state in _ENDED)
@@ -483,7 +483,7 @@ def _delete(run: _Run, passage_ids: Sequence[str]) -> None:
 
 
 def _stored(one: IndexedPassage) -> dict[str, Any]:
-    """Return the values of a passage as `_INSERT` reads them."""
+    """Return a passage's values in the form that `_INSERT` takes."""
     stored = one.stored()
     return {
         **stored,
@@ -496,7 +496,7 @@ def _stored(one: IndexedPassage) -> dict[str, Any]:
 
 
 def _vector_text(vector: Float32Array) -> str:
-    """Write a vector as pgvector reads it, with as many digits as single precision has."""
+    """Write a vector in pgvector's form, with as many digits as single precision has."""
     return f"[{','.join(f'{number:.9g}' for number in vector.tolist())}]"
 
 

@@ -151,7 +151,7 @@ class QdrantEngine(Engine):
         return found
 
     def _requests(self, query: LegQuery) -> dict[str, Any]:
-        """Build the request of each leg; none for a lexical leg without terms."""
+        """Build the request for each leg; none for a lexical leg without terms."""
         models = self._models
         vectors: dict[str, Any] = {}
         if query.terms:
@@ -240,7 +240,7 @@ class QdrantEngine(Engine):
         self._call(method, *args, timeout=_WRITE_SECONDS, **options)
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the client about this collection."""
+        """Call a method of the client for this collection."""
         return self.ask(lambda client: getattr(client, method)(self.address.name, *args, **options))
 
     def typed(self, error: Exception, *, says_why: bool = False) -> CtxguardError:  # noqa: ARG002
@@ -276,12 +276,12 @@ def point_id(passage_id: str) -> str:
 
 
 def term_index(term: str) -> int:
-    """Return the place of a term in sparse vectors, 0 to 2³² − 1."""
+    """Return a term's index in sparse vectors, 0 to 2³² − 1."""
     return int.from_bytes(blake2b(term.encode(), digest_size=4).digest())
 
 
 def bm25_weights(terms: Sequence[str], mean_length: float) -> dict[int, float]:
-    """Compute the part of Lucene's BM25 that depends on the passage, by the place of the term.
+    """Compute the part of Lucene's BM25 that depends on the passage, by the index of the term.
 
     count / (count + k1 (1 − b + b · length / mean length)); see `Bm25sIndex`.
     """

@@ -1,4 +1,4 @@
-"""A hybrid retriever over an index in an engine, which answers the legs.
+"""A hybrid retriever over an index in an engine, which searches the legs.
 
 Asks the engine over its client, and loads and runs the models.
 """
@@ -48,7 +48,7 @@ from ctxguard.retrieval.signals import Ranker
 from ctxguard.retrieval.text_signals import TextReader
 
 BATCH = 512
-"""Passages that are written or deleted at a time."""
+"""How many passages are written or deleted at a time."""
 
 
 class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
@@ -182,7 +182,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         return self._engine.settings.signals
 
     def _usable(self, fusion: Fusion) -> Fusion:
-        """Refuse fusion ``ranker`` if there are no signals, which it reads."""
+        """Refuse fusion ``ranker`` if there are no signals, because it needs them."""
         if fusion.method == "ranker" and not self.has_signals:
             raise ConfigurationError(
                 "fusion 'ranker' needs an index with signals: build it with ctxguard and "
@@ -240,7 +240,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
                 yield found
 
     def known_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
-        """Return those of these ids that belong to a passage."""
+        """Return those among these ids that belong to a passage."""
         return frozenset([each for each, _ in self._revisions(list(dict.fromkeys(passage_ids)))])
 
     def labelled_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
@@ -324,7 +324,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
             self._engine.delete(passage_ids[start : start + BATCH])
 
     def _revisions(self, passage_ids: Sequence[str] | None) -> Iterator[tuple[str, int]]:
-        """Read the revisions of the existing passages among these ids; None for all."""
+        """Read the revisions of the passages with these ids that exist; None for all passages."""
         fields = ("passage_id", "revision")
         if passage_ids is None:
             found = [self._engine.rows(fields)]

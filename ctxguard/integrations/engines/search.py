@@ -43,7 +43,7 @@ class EngineSearch(LegSearch):
     vector: Float32Array | None = None
 
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:  # noqa: ARG002
-        """Encode the query, ask for the legs, and unite the candidates of those that answered.
+        """Encode the query, search the legs, and unite the candidates of those that answered.
 
         If the query cannot be encoded, the lexical leg answers alone. See `LegSearch`.
         """
@@ -119,7 +119,7 @@ class EngineSearch(LegSearch):
 
 
 def _completed(leg: Leg, bm25: FloatArray) -> Leg:
-    """Score the candidates that the lexical leg scored 0 with their BM25 on the leg's own scale."""
+    """Give candidates that the lexical leg scored 0 their BM25, on the leg's own scale."""
     known = (leg.scores > 0.0) & (bm25 > 0.0)
     if leg.kind is not ScoreKind.RATIO or not known.any():
         return leg

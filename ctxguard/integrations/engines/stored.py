@@ -1,4 +1,4 @@
-"""The stored form of an index in an engine: its settings, its passages, and filter tokens. Pure."""
+"""Defines how an engine stores an index: its settings, passages and filter tokens. Pure."""
 
 import hashlib
 import json
@@ -16,14 +16,15 @@ from ctxguard.retrieval.index.hybrid_index import SignalLevel
 from ctxguard.retrieval.protocols import Float32Array
 
 FORMAT = 3
-"""Version of the settings and of what engines store; another is refused."""
+"""Version of the settings and of what engines store; other versions are refused."""
 
 PASSAGE = ("passage_id", "title", "text", "metadata")
 """The stored fields that make a passage."""
 
 _LONGEST_TOKEN = 120
 SIGN = 2**63
-"""Digests are stored less this: in the same order, within what databases can hold."""
+"""Subtracted from digests before they are stored: the order is kept, and databases can hold
+them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class IndexedPassage(NamedTuple):
 
 
 def passage_of(row: Any) -> Passage | None:
-    """Build the passage of a stored row, or of anything that an engine answers instead.
+    """Build a passage from a stored row, or from whatever an engine returned instead.
 
     None if a field of `PASSAGE` is missing: without metadata no filter could be checked.
     """
@@ -122,7 +123,7 @@ def passage_of(row: Any) -> Passage | None:
 
 
 def filter_tokens(metadata: object) -> list[str]:
-    """List the strings that filters match in a passage's metadata: one per field and value.
+    """List the strings in a passage's metadata that filters match: one per field and value.
 
     Engines compare texts, and `Where` also tells ``"1"`` from ``1`` and ``True``. So each token
     is JSON of the field, the value's type and the value; a long one is replaced by its digest.

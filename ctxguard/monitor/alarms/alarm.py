@@ -1,4 +1,4 @@
-"""The alarm as a value: its kind, its route, its figures. Pure."""
+"""Defines an alarm as a value: its kind, its route, its figures. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ from ctxguard.monitor.alarms.reference import ReferenceKind
 
 
 class AlarmKind(StrEnum):
-    """The kind of event that raised the alarm. A closed set: it labels a metric."""
+    """The kind of event that raised an alarm. A closed set: it labels a metric."""
 
     RECALL_LOSS = "recall_loss"
     """Judged recall loss, the share of the relevant passages in the certificate's baseline that

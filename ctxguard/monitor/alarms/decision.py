@@ -26,7 +26,7 @@ LEAST_TARGET = 0.001
 loss."""
 
 SAME_TARGET = 0.05
-"""Two targets within this share of each other are about the same."""
+"""Two targets within this share of each other count as the same."""
 QUIET_E_VALUE = 10.0
 """From this e-value on, a baseline is not extended: it would absorb the rise."""
 
@@ -92,7 +92,7 @@ class LossMonitor:
 
     @classmethod
     def of_exact_judge(cls, promise: PromisedLoss) -> "LossMonitor":
-        """Compares with the promise, tuned to detect twice the promised loss."""
+        """Make a monitor that compares with the promise, tuned to detect twice its loss."""
         target = _within(promise.at_most / promise.bound)
         rise = min(target, (1.0 - target) / 2.0)
         return cls(promise, ReferenceKind.PROMISE, ecusum=ECusum(target, rise))
@@ -101,13 +101,13 @@ class LossMonitor:
     def of_corrected(
         cls, promise: PromisedLoss, target: float, n: int, past: Days = _NO_DAYS
     ) -> "LossMonitor":
-        """Compares with the promise on the judge's scale, as ``reference.corrected`` returns it."""
+        """Make one that compares with the promise as ``reference.corrected`` translates it."""
         ecusum = ECusum(_within(target))
         return cls(promise, ReferenceKind.CORRECTED, n_reference=n, ecusum=ecusum, past=past)
 
     @classmethod
     def of_baseline(cls, promise: PromisedLoss) -> "LossMonitor":
-        """Compares with the judge's own mean over the first weeks, which it learns first."""
+        """Make one that compares with the judge's own mean, which it learns in the first weeks."""
         return cls(promise, ReferenceKind.BASELINE, due=WEEK)
 
     @property
@@ -120,7 +120,7 @@ class LossMonitor:
 
     @property
     def key(self) -> tuple[Route, AlarmKind, ReferenceKind]:
-        """Identifies it among the monitors of a profile."""
+        """A key that identifies it among a profile's monitors."""
         return self.route, self.quantity, self.reference
 
     @property
@@ -132,7 +132,7 @@ class LossMonitor:
 
     @property
     def n_needed(self) -> int:
-        """About how many more losses are needed before the target is known; 0 once it is."""
+        """About how many more losses are needed until the target is known; 0 once it is."""
         if self.ecusum is not None:
             return 0
         seen = self.past.plus(self.run)
@@ -186,7 +186,7 @@ class LossMonitor:
 
     @property
     def has_recovered(self) -> bool:
-        """Whether the evidence of a mean below the target is as strong as the alarm's was."""
+        """Whether the evidence of a mean below the target is as strong as that of the alarm."""
         return self.recovery is not None and self.recovery.alarm()
 
     @property
@@ -196,14 +196,14 @@ class LossMonitor:
 
     @property
     def run_mean(self) -> float | None:
-        """Mean loss since about the time the losses rose; None before the first loss.
+        """Mean loss since about when the losses rose; None before the first loss.
 
         The run is selected for being high, so its mean somewhat overstates the loss.
         """
         return self.run.mean * self.promise.bound if self.run.n else None
 
     def alarmed(self) -> "LossMonitor":
-        """Drop the evidence of a rise after an alarm, and look for the end of the rise.
+        """Drop the evidence of a rise after an alarm, and watch for the end of the rise.
 
         The baseline is final then: what follows may be the rise. Nor does the rise tell how much
         days differ.
@@ -275,7 +275,7 @@ def _within(target: float) -> float:
 
 
 def _about_recall(calibrated: RouteProfile) -> tuple[str, str]:
-    """Put the quantity and the advice in words."""
+    """Describe the quantity, and the advice, in words."""
     promise, safe = calibrated.recall_promise, calibrated.safe_policy
     against = ""
     if promise is not None:

@@ -1,4 +1,4 @@
-"""Evidence, day by day, that the mean of a bounded loss has risen above a target.
+"""Collects evidence, day by day, that the mean of a bounded loss has risen above a target.
 
 A day's losses are one step of it, and how much days have differed so far says how large a step.
 Pure.
@@ -17,13 +17,15 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.measure.betting import Evidence
 
 _PRIOR_LOSSES = 20.0
-"""Losses of 0 or 1 treated as seen: they scatter as much as losses can."""
+"""How many losses of 0 or 1 are treated as already seen: they scatter as much as losses can."""
 _LEAST_SCATTER = 0.25
-"""As a share of the variance of 0/1 losses of the same mean: rising losses may scatter more."""
+"""The least variance, as a share of that of 0/1 losses with the same mean: rising losses may
+scatter more."""
 WEEK = 7
-"""Days; weekends may differ."""
+"""Days in a week; weekends may differ."""
 _PRIOR_CHANGE = 0.25
-"""Share of the target by which days differ, until a week was seen; counts as one day."""
+"""Share of the target by which days are taken to differ until a week was seen; counts as one
+day."""
 
 DEFAULT_THRESHOLD = 2e3
 """The e-value that raises an alarm; false alarms are at least about this many days apart on
@@ -54,7 +56,7 @@ class Day(NamedTuple):
 
     @classmethod
     def of(cls, losses: FloatArray, probability: FloatArray, group: NDArray[np.int64]) -> "Day":
-        """Weigh the losses of one day.
+        """Make a day from its losses, with their weights.
 
         A request counts 1/π, and those of one group together at most 1/c:
         ``weight = min(c · Σ 1/π, 1)``. The weight cut off counts as traffic without any loss, hence
@@ -155,7 +157,7 @@ class Days:
 
     @classmethod
     def of(cls, day: Day) -> "Days":
-        """Sum up one day of losses in [0, 1], at least one."""
+        """Sum one day's losses in [0, 1], of which there is at least one."""
         weight, effective = day.weight, day.effective
         mean = float(day.weights @ day.losses) / weight
         spread = float(day.weights @ (day.losses - mean) ** 2) / weight
@@ -177,7 +179,7 @@ class Days:
 
     @property
     def mean(self) -> float:
-        """The mean loss; 0 without any."""
+        """The mean loss; 0 if there are no losses."""
         return self.total / self.weight if self.weight else 0.0
 
     def variance(self, target: float) -> float:

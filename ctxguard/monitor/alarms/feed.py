@@ -104,7 +104,7 @@ class AlarmMonitor:
         self._with_promised_baseline: dict[Route, bool] = {}
 
     def follow(self, profile: Profile) -> None:
-        """Check another profile from now on, which has replaced the former one in its file.
+        """From now on check another profile, which has replaced the former one in its file.
 
         Alarms stay active where it is the former's safe policy; otherwise they end.
         """
@@ -125,7 +125,7 @@ class AlarmMonitor:
             request["recall_loss"], request["loss_probability"] = self._recall_loss(record, rows)
 
     def evaluate(self) -> None:
-        """Compare the losses of each day that is over since the last call, and act on alarms."""
+        """Compare the losses of each day that has ended since the last call, and act on alarms."""
         while (end := self._end_of_next_day()) is not None:
             of_day = self._store.judged_pages(
                 self._series,
@@ -144,7 +144,7 @@ class AlarmMonitor:
                 )
 
     def _end_of_next_day(self) -> float | None:
-        """Return the end of the next day with losses; None while it, or a sample of it, waits."""
+        """Return the end of the next day with losses; None until it is over and fully judged."""
         begin = self.state.report().evaluated_until
         first = self._store.first_loss_seconds(self._series, self.state.profile_id, since=begin)
         if first is None:
@@ -181,7 +181,7 @@ class AlarmMonitor:
         )
 
     def correct_judge(self) -> None:
-        """Translate the promises to an erring judge's scale, from requests people also graded.
+        """Translate the promises to an erring judge's scale, using requests people graded.
 
         Only requests that were wholly graded count, each alike (``label export --whole``): losses
         are compared as they are judged.

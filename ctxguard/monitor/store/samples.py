@@ -35,7 +35,7 @@ from ctxguard.monitor.store.database import Store, Transaction, reads, record, w
 from ctxguard.monitor.store.types import FINAL_STATES, Batch, State, StoredSample
 
 T = TypeVar("T")
-_Row = sa.Row[int, str, int]
+_Payload = sa.Row[int, str, int]
 """Sample id, state, bytes of payload."""
 
 _log = logging.getLogger(__name__)
@@ -361,7 +361,7 @@ def _shrink(db: Transaction, excess: int) -> tuple[int, int]:
     return len(some), sum(row.payload_bytes for row in some)
 
 
-def _first(db: Transaction, query: sa.Select[Any], most_bytes: int) -> list[_Row]:
+def _first(db: Transaction, query: sa.Select[Any], most_bytes: int) -> list[_Payload]:
     """Return the first rows of a query, up to this many bytes."""
     rows = db.execute(query.limit(_BATCH_SAMPLES).with_for_update(skip_locked=True)).all()
     before = [0, *accumulate(row.payload_bytes for row in rows)]
@@ -370,7 +370,7 @@ def _first(db: Transaction, query: sa.Select[Any], most_bytes: int) -> list[_Row
     ]
 
 
-def _remove(db: Transaction, rows: Sequence[_Row], whole: Sequence[_Row]) -> None:
+def _remove(db: Transaction, rows: Sequence[_Payload], whole: Sequence[_Payload]) -> None:
     """Delete the text of all rows, and everything else of those deleted whole."""
     ids, gone = [row.sample_id for row in rows], [row.sample_id for row in whole]
     for table in (schema.payloads, schema.grades):
