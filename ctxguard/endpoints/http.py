@@ -444,8 +444,8 @@ def _check_key(key: str, what: str) -> None:
 
     >>> _check_key("sk-1\\n", "rerank")
     Traceback (most recent call last):
-    ctxguard.errors.ConfigurationError: the rerank key must be printable ASCII characters, not \
-empty: it holds a line break; copy it again
+    ctxguard.errors.ConfigurationError: the rerank key must be printable ASCII characters, but it \
+contains a line break; copy it again
     """
     odd = next((each for each in key if not (each.isascii() and each.isprintable())), None)
     if odd is None and key.strip():
