@@ -49,7 +49,7 @@ def asked_questions(path: Path) -> dict[str, int]:
         if record.fields.keys().isdisjoint(("query", "text")):
             there = ", ".join(record.fields) or "none"
             raise record.error(
-                f"has no question: put it into a field named query; the fields are {there}"
+                f"has no question: put it into a field named query; its fields are {there}"
             )
         text = record.text("query", "text", default="").strip()
         given = record.fields.get("count") or 1

@@ -127,7 +127,7 @@ def calibrate_asking(
 
     route = outcome.route
     if route.held_out:
-        return unasked("what it adds is measured by folds, and queries are held out")
+        return unasked("what it adds is measured by folds, but queries are held out")
     try:
         fitted = route.by_probability()
     except CalibrationError as error:

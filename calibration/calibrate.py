@@ -39,8 +39,8 @@ VERSIONED = ("ctxguard-rag", "numpy", "bm25s", "faiss-cpu", "scikit-learn", "sen
 """Distributions whose versions a profile records."""
 
 _UNVERIFIED = (
-    "unverified: the retriever gives no fingerprint, so that the profile cannot be told from one "
-    "of another system; give it fingerprint(), or calibrate with fingerprint=…"
+    "unverified: the retriever has no fingerprint, so the profile cannot be told from one of "
+    "another system; give the retriever fingerprint(), or calibrate with fingerprint=…"
 )
 
 

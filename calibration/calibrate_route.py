@@ -522,7 +522,7 @@ def _family(pools: LabelledPools, chosen_on: Dataset, settings: Settings) -> tup
         )
     signals = len({signal_of(feature) for feature in named_features(pools.signals)})
     if pools.kind is ScoreKind.RANK and not legs and not signals:
-        return "ratio", "ratio: the retriever gives ranks alone, no scores"
+        return "ratio", "ratio: the retriever gives only ranks, no scores"
     scorers = "1 scorer" if legs < 2 else f"{legs} scorers"
     named = f", {signals} named signals" if signals else ""
     return "expected_utility", (

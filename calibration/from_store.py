@@ -65,8 +65,8 @@ TOP_GRADE = 3
 _AT_ONCE = 200
 """How many samples' texts are in memory at once."""
 SYNTHETIC = (
-    "the questions are synthetic, written from passages: they are easier than those of people, so "
-    "that figures are optimistic and the verdict stays shadow"
+    "the questions are synthetic, written from passages: they are easier than people's questions, "
+    "so the figures are optimistic and the verdict stays shadow"
 )
 
 

@@ -69,8 +69,8 @@ def mine(
         raise ConfigurationError(f"margin {margin} must be in [0, 1)")
     if margin and pools.kind is ScoreKind.RANK:
         raise ConfigurationError(
-            f"scores of kind {pools.kind.value!r} carry only rank, so there is no margin between "
-            "two of them; use convex fusion"
+            f"scores of kind {pools.kind.value!r} carry only rank, so no margin between two of "
+            "them can be measured; use convex fusion"
         )
     return {
         query_id: _of_query(pools, row, dataset, near, unjudged_margin)[:per_query]

@@ -290,7 +290,7 @@ def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
     """Says in one line how the figures count a passage without a label."""
     if dataset.positives_only:
         return (
-            "the labels hold relevant passages only, so a passage without one counts as not "
+            "the labels hold only relevant passages, so a passage without a label counts as not "
             f"relevant (utility {utilities.irrelevant:g}): precision is at least what is shown, "
             "and harm at most"
         )
@@ -321,7 +321,7 @@ def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
         raise CalibrationError(
             f"{dataset.name}: none of the {len(relevant):,} relevant passages, such as "
             f"{min(relevant)!r}, is among the {len(retrieved):,} candidates, such as "
-            f"{retrieved[0]!r}; give the labels of the corpus that the retriever searches, with "
+            f"{retrieved[0]!r}; give labels made for the corpus that the retriever searches, with "
             "the same ids"
         )
 

@@ -37,8 +37,8 @@ PassageOf = Callable[[str], Passage]
 """Returns a passage by its id, or raises KeyError."""
 
 _NO_SCORES = (
-    "no candidate has a score that is a number; if the retriever gives none, say that its score "
-    "kind is rank"
+    "no candidate has a score that is a number; if the retriever gives no scores, set its score "
+    "kind to rank"
 )
 
 

@@ -130,7 +130,7 @@ class RerankedCandidates:
             raise StageError(
                 "rerank",
                 "the reranker changed while its scores were collected: it now scores the same "
-                "texts differently; calibrate again once it stays the same",
+                "texts differently; calibrate again once its scores no longer change",
             )
         return self._probed
 

@@ -255,14 +255,14 @@ class RecordedRankings:
             other = first_id.setdefault(query.text, query.query_id)
             if entries != run.get(other, ()):
                 raise DataError(
-                    f"queries {other!r} and {query.query_id!r} have one text but different "
-                    "candidates in the run; leave one of them out"
+                    f"queries {other!r} and {query.query_id!r} have the same text but different "
+                    "candidates in the run; remove one of them"
                 )
             rankings[query.text] = Ranking.from_hits(entries, kind)
         if run and not any(len(ranking) for ranking in rankings.values()):
             raise DataError(
                 f"the run contains none of the {len(rankings)} queries: its first query id is "
-                f"{next(iter(run))!r}, theirs is {queries[0].query_id!r}"
+                f"{next(iter(run))!r}, while theirs is {queries[0].query_id!r}"
             )
         return cls(rankings)
 

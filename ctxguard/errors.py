@@ -85,7 +85,8 @@ class ProfileMismatchError(ProfileError):
         super().__init__(
             "this profile was calibrated on another system: "
             + "; ".join(differences)
-            + ". Calibrate again on this one, or leave strict mode to serve top k without it."
+            + ". Calibrate again on this system, or turn strict mode off to serve the top k "
+            "without the profile."
         )
 
 

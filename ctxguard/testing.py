@@ -106,7 +106,7 @@ class RetrieverContract(ABC):
         for ranking in self.search(list(self.BEST)):
             if ranking.kind is ScoreKind.RANK and set(ranking.scores) == {None}:
                 continue
-            assert all(map(is_valid, ranking.scores)), "a score is missing or no number"
+            assert all(map(is_valid, ranking.scores)), "a score is missing or not a number"
             scores = [float(score) for score in ranking.scores if score is not None]
             assert all(a >= b for a, b in pairwise(scores)), "a better score comes later"
             assert within_domain(ranking.kind, min(scores), max(scores)), (

@@ -108,8 +108,8 @@ def parse_candidates(
     fusion: Fusion = settings.get("fusion", Fusion())
     if settings.get("min_ratio") and route is Route.HYBRID and fusion.kind is ScoreKind.RANK:
         raise ConfigurationError(
-            f"the candidate {text!r} filters by min_ratio, but reciprocal-rank scores carry "
-            "only order; add convex or ranker, or leave min_ratio out"
+            f"the candidate {text!r} filters by min_ratio, but reciprocal-rank scores carry only "
+            "order; add convex or ranker, or remove min_ratio"
         )
     candidate = Candidate(
         name=name,

@@ -129,8 +129,8 @@ def check_regressions(
         raise ConfigurationError(f"tolerance {tolerance!r} must be ≥ 0 and finite")
     if saved.dataset_digest != dataset_digest:
         raise ConfigurationError(
-            f"the saved comparison is of {saved.data} with digest {saved.dataset_digest[:12]}, "
-            f"but this one has digest {dataset_digest[:12]}; only comparisons on the same queries "
+            f"the saved comparison is of {saved.data} with digest {saved.dataset_digest[:12]}, but "
+            f"this one has digest {dataset_digest[:12]}; only comparisons made on the same queries "
             "and labels can be paired"
         )
     if saved.utilities != comparison.utilities:

@@ -101,7 +101,7 @@ def changes(folder: Path | str) -> tuple[str, ...]:
         elif now[name] != then[name]:
             lines.append(f"{name} was changed")
     if snapshot.digest != _set_digest(snapshot.split, then):
-        lines.append(f"{SNAPSHOT} was changed: its digest does not match its content")
+        lines.append(f"{SNAPSHOT} has been changed: its digest does not match its content")
     return tuple(lines)
 
 

@@ -17,7 +17,7 @@ from ctxguard.errors import DataError
 _MOST = 0.5
 _ROWS_READ = 10_000
 _COMPARED = 100
-_MEND = "search the corpus of these labels, or give the labels of the corpus that is searched"
+_MEND = "search the corpus they were made for, or give labels made for this one"
 
 
 def check_ids(
@@ -34,12 +34,12 @@ def check_ids(
         return ()
     if len(unknown) > _MOST * len(named):
         raise DataError(
-            f"{dataset.name}: {corpus} holds {len(named) - len(unknown) or 'none'} of the "
-            f"{len(named):,} labelled passages, and lacks {unknown[0]!r}; these labels belong to "
-            f"a different corpus: {_MEND}"
+            f"{dataset.name}: {corpus} holds only {len(named) - len(unknown)} of the "
+            f"{len(named):,} labelled passages ({unknown[0]!r} is missing, for example); these "
+            f"labels belong to a different corpus: {_MEND}"
         )
     note = (
-        f"{len(unknown):,} of {len(named):,} labelled passages are not in {corpus}, first "
+        f"{len(unknown):,} of {len(named):,} labelled passages are not in {corpus}, such as "
         f"{unknown[0]!r}: recall counts the relevant ones as missed; check these ids"
     )
     return (note,)
@@ -69,8 +69,8 @@ def check_texts(
     if not differing:
         return ()
     found = (
-        f"{len(differing):,} of {len(own):,} passages that were compared have another text in the "
-        f"index than in {corpus}, first {differing[0]!r}"
+        f"{len(differing):,} of {len(own):,} passages that were compared have a different text in "
+        f"the index than in {corpus}, such as {differing[0]!r}"
     )
     if len(differing) > _MOST * len(own):
         raise DataError(

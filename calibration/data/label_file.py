@@ -143,7 +143,9 @@ class LabelFile:
         with self._lock:
             labels = {**self.judgments(query.query_id)}
             if no_answer and any(one.grade > 0 for one in labels.values()):
-                raise DataError(f"{query.text!r} has a relevant passage: withdraw its grade first")
+                raise DataError(
+                    f"{query.text!r} has a relevant passage: withdraw that passage's grade first"
+                )
             self._keep(query, labels, no_answer=no_answer)
 
     def _keep(self, query: Query, labels: dict[str, Judgment], *, no_answer: bool) -> None:
@@ -153,7 +155,7 @@ class LabelFile:
         try:
             if file_version(self.path) != self._version:
                 raise DataError(
-                    "was changed by another program, and the grade was not saved; stop this "
+                    "has been changed by another program, so the grade was not saved; stop this "
                     "command and start it again",
                     path=self.path,
                 )
@@ -161,7 +163,7 @@ class LabelFile:
             # Half a surrogate pair, which UTF-8 cannot hold, is replaced as in reading.
             write_lines(self.path, [clean(line, Counter()) for line in lines])
         except OSError as error:
-            what = f"cannot be written ({error.strerror}): the grade is not kept"
+            what = f"cannot be written to ({error.strerror}): the grade is not saved"
             raise DataError(what, path=self.path) from error
         self._rows, self._judgments[query.query_id] = rows, labels
         self._version = file_version(self.path)

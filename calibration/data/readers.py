@@ -226,7 +226,9 @@ def default_split(folder: Path | str, preferred: str) -> tuple[str, tuple[str, .
             f"{', '.join(f'qrels/{name}.tsv' for name in names)}",
             path=Path(folder),
         )
-    return names[0], (f"{folder} has no split {preferred!r}; its only one, {names[0]!r}, is used",)
+    return names[0], (
+        f"{folder} has no split {preferred!r}; its only split, {names[0]!r}, is used",
+    )
 
 
 def read_beir(folder: Path | str, split: str = "test", *, relevant_from: int = 1) -> Dataset:

@@ -121,8 +121,8 @@ def certificate_words(outcome: RouteOutcome) -> str:
     evidence = outcome.profile.evidence
     if evidence is None or evidence.shown_by == "folds":
         return (
-            "None: the verdict is by queries left out of the choice in turn, which is evidence "
-            "and no proof. The key held-out = 0.5 holds out half of them, to certify the cost."
+            "None: the verdict rests on queries left out of the choice in turn, which is evidence "
+            "but not proof. The key held-out = 0.5 holds out half of them, to certify the cost."
         )
     return (
         f"None: no held-out query has a relevant passage among the first {k}, so recall loss is "

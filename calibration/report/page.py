@@ -135,6 +135,6 @@ def _write(text: str, path: Path) -> None:
             stream.write(text.encode())
     except OSError as error:
         raise ConfigurationError(
-            f"the report cannot be written to {path} ({error.strerror or error}); name a file in "
-            "a folder that can be written to"
+            f"the report cannot be written to {path} ({error.strerror or error}); name a file in a "
+            "folder that you may write to"
         ) from error

@@ -259,7 +259,7 @@ def _warnings(outcome: RouteOutcome, judged: Interval) -> list[str]:
         lines.append(
             f"only {judged.value:.0%} of the first {k} passages were ever labelled: harm and "
             "precision are mostly a guess; `ctxguard label --questions DATA --out labels.jsonl`, "
-            f"with what --data named, asks for the others, about {count(lacking, 'passage')} for "
+            f"with the same DATA, asks for the others, about {count(lacking, 'passage')} for "
             f"{count(judged.n, 'question')}"
         )
     if recall.value is not None and recall.value < -NOTABLE_LOSS:

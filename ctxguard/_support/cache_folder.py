@@ -20,5 +20,6 @@ def cache_folder() -> Path:
         return platformdirs.user_cache_path("ctxguard", appauthor=False)
     except RuntimeError as error:
         raise ConfigurationError(
-            "there is no home folder to keep a cache in; set XDG_CACHE_HOME to a folder"
+            "there is no home folder to keep a cache in; set XDG_CACHE_HOME to a folder that can "
+            "hold it"
         ) from error

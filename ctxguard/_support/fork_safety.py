@@ -139,7 +139,7 @@ class ClosedAtForks:
         with self._changed:
             self._is_shut = True
             if not self._changed.wait_for(lambda: self._n_open == 0, _PATIENCE_SECONDS):
-                _log.warning("a process forks during a transaction of its sample store")
+                _log.warning("a process was forked during a transaction of its sample store")
         self._close()
 
     def reopen(self) -> None:

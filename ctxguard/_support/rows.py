@@ -128,7 +128,7 @@ def parsed_json(text: str) -> Any:
     >>> parsed_json('{"a": 1, "a": 2}')
     Traceback (most recent call last):
     ...
-    ValueError: the key 'a' occurs twice; leave one of them out
+    ValueError: the key 'a' occurs twice; remove one of them
     """
     return json.loads(text, object_pairs_hook=distinct_keys)
 
@@ -139,5 +139,5 @@ def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice!r} occurs twice; leave one of them out")
+        raise ValueError(f"the key {twice!r} occurs twice; remove one of them")
     return fields

@@ -178,7 +178,7 @@ def _utilities(profiles: dict[str, Profile]) -> Utilities:
     if any(other != utilities[0] for other in utilities):
         raise ConfigurationError(
             f"the profiles {', '.join(profiles)} were made with different utilities, so their "
-            "figures have no common unit; compare those made with the same ones"
+            "figures have no common unit; compare profiles made with the same utilities"
         )
     return utilities[0] if utilities else READERS
 

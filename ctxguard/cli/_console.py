@@ -82,14 +82,14 @@ def _described(error: Exception) -> str:
         differences = "; ".join(error.differences)
         return (
             f"the profile was calibrated on another system than this index: {differences}. "
-            "Calibrate again on this index, or name the index that it was calibrated on"
+            "Calibrate again on this index, or name the index that the profile was calibrated on"
         )
     if isinstance(error, CtxguardError):
         return str(error)
     if isinstance(error, OSError) and error.strerror is not None:
         return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}"
     if isinstance(error, MemoryError):
-        return "this machine ran out of memory: process less at once"
+        return "this machine has run out of memory: process less at once"
     place, traceback = _place_of_others(error), f"set {DEBUG}=1 for the traceback"
     if place is not None:
         return f"{type(error).__name__} in {place}: {error} (in your code; {traceback})"

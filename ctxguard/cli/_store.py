@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ctxguard.monitor.service import Monitor
     from ctxguard.monitor.store import Counts, Limits, SampleStore
 
-WAITS = "another monitor owns {store}: this one waits until that ends"
+WAITS = "another monitor owns {store}: this one waits until the other ends"
 _WAIT_SECONDS = 0.5
 
 IN_WORDS = {
@@ -126,7 +126,7 @@ class JudgeModel(ModelCalls):
         if kind == "reranker":
             if self.base_url is None:
                 raise ConfigurationError(
-                    "--judge reranker needs its server: set base-url in the --system file"
+                    "--judge reranker requires a server: set base-url in the --system file"
                 )
             judge = RerankJudge(
                 self.base_url,
@@ -261,10 +261,10 @@ def by_k(found: "JudgedRequests") -> tuple[dict[str, object], TextTable]:
 def next_step(found: "JudgedRequests") -> list[str]:
     """Say what people should grade next, or that a profile can now be made."""
     if not found.lacking:
-        return ["`ctxguard calibrate --store` makes a profile of these samples"]
+        return ["`ctxguard calibrate --store` makes a profile from these samples"]
     if found.is_exact:
         lacking = count(found.lacking, "passage")
-        return [f"it takes labels of about {lacking} more, of dropped ones too"]
+        return [f"it needs labels of about {lacking} more, including dropped ones"]
     n = min(_TO_GRADE, found.n_judged)
     grade = (
         f"a judge errs: have people grade {count(n, 'passage')} of these, by "

@@ -155,7 +155,7 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
             return []
         if judge is not None:
             why = why_failed(failed, judge.ledger)
-            return [f"{count(n_unmarked, 'answer')} got no valid mark of the judge: {why}"]
+            return [f"{count(n_unmarked, 'answer')} got no valid mark from the judge: {why}"]
         unknown = f"{count(n_unmarked, 'answer')} without a known answer in the question's metadata"
         return [f"{unknown}: give answers there, or set mark-by = judge"]
 

@@ -84,11 +84,11 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
     def _check(self) -> Self:
         if (self.data is None) is (self.store is None):
             raise ConfigurationError(
-                "give either --data, labelled queries, or --store, judged requests: `ctxguard "
-                "judge` writes those of a log"
+                "give either --data (labelled queries) or --store (judged requests; `ctxguard "
+                "judge` creates them from a log)"
             )
         if self.data is not None and self.profile is not None:
-            raise ConfigurationError("--profile goes with --store")
+            raise ConfigurationError("--profile works only with --store")
         if self.store is not None and self.run is not None:
             raise ConfigurationError("--run has no effect with --store: leave it out")
         if self.store is not None and self.alpha is not None:
@@ -175,8 +175,8 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         notes = [*found.questions.notes, *(() if profile else next_step(found))]
         if profile is not None and not profile.fingerprint:
             notes.append(
-                "unverified: no system was named, so that a guard cannot tell whether it serves "
-                "the same passages; name the one that answered, such as by --index"
+                "unverified: no system was named, so a guard cannot tell whether it serves the "
+                "same passages; name the system that answered, such as with --index"
             )
         shown: list[RenderableType] = [table, dim(f"recall: {RECALL_OF_JUDGED}")]
         if profile is not None:

@@ -69,7 +69,7 @@ class JudgeCommand(JudgeModel, System):
             )
         if (self.questions is None) is (self.queries is None) and self.candidates is None:
             raise ConfigurationError(
-                "give either --queries, a log, or --questions, how many to write from passages"
+                "give either --queries (a log) or --questions (how many to write from passages)"
             )
         if self.judge == "reranker" and self.base_url == self.rerank_upstream is not None:
             raise ConfigurationError("the reranker being calibrated cannot judge itself")
@@ -122,7 +122,7 @@ class JudgeCommand(JudgeModel, System):
                 waiting = count(report.waiting, "sample")
                 fault = f"{running.why_judge_failed}; {waiting} still waiting"
             if series not in store.series():
-                output.findings([fault or "no sample waits, and this judge has judged none"])
+                output.findings([fault or "no sample is waiting, and this judge has judged none"])
             found = judged_store(store, series, READERS)
         figures, table = by_k(found)
         notes = [*found.questions.notes, *next_step(found), *([fault] if fault else [])]
@@ -228,7 +228,7 @@ class JudgeCommand(JudgeModel, System):
             refused += "grade from calls that failed, and are asked about again"
         if not added["questions"]:
             waits = f"; {count(waited, 'sample')} waited for a judge" if waited else ""
-            none = "the store holds every question already: none is new"
+            none = "the store already holds every question: none is new"
             if n_refused:
                 none = "no question was added"
             return f"{none}{waits}{refused}"

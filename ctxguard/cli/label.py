@@ -304,7 +304,7 @@ class ExportCommand(SettingsModel):
         if len({(sample.record.where, sample.record.where_withheld) for sample in samples}) > 1:
             notes.append(
                 "these requests have different filters: whoever grades them sees what any of them "
-                "may see; --tenant writes those of one"
+                "may see; --tenant writes only those of one tenant"
             )
         document = {
             "out": out,
@@ -321,7 +321,7 @@ class ExportCommand(SettingsModel):
 
     def _notes(self, rows: "Sequence[RowToLabel]", guide: Path | None) -> list[str]:
         if not rows and self.tenant is not None:
-            return [f"of the requests that were picked, none of {self.tenant} lacks labels"]
+            return [f"of the requests that were picked, none from {self.tenant} lacks labels"]
         if not rows:
             return ["every judged request has its labels already"]
         notes = []
@@ -331,7 +331,7 @@ class ExportCommand(SettingsModel):
                 "`ctxguard label import`"
             )
         if bare := sum(not row.text and not row.title for row in rows):
-            notes.append(f"the store has no text of {count(bare, 'passage')}: look it up by id")
+            notes.append(f"the store has no text for {count(bare, 'passage')}: look it up by id")
         return notes
 
 
@@ -364,7 +364,7 @@ class ImportCommand(SettingsModel):
             requests = list(dict.fromkeys([row.request_id for row in rows] + ungraded))
             usable = usable_labels(opened, requests)
         counts = {
-            "more requests ask the same of the same passage: graded as well": more,
+            "more requests ask the same question of the same passage: graded as well": more,
             "were in the store already": n_repeats,
             "requests are not in the store; their labels were left out": len(unknown),
         }

@@ -103,7 +103,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
                 "alarms need a judge: leave out --profile, or name another --judge"
             )
         if self.cost_per_day is not None and self.prices is None:
-            raise ConfigurationError("cost-per-day needs prices: set the key prices")
+            raise ConfigurationError("cost-per-day requires prices: set the key prices")
         return self
 
     def __call__(self, output: Output) -> None:
@@ -402,7 +402,7 @@ def _estimates_shown(report: "Report") -> Iterator[RenderableType]:
     if report.unpicked:
         yield remark(
             f"no estimate uses {count(report.unpicked, 'labelled request')} that `ctxguard label "
-            "export` did not pick: the probability is unknown"
+            "export` did not pick: their probability of being picked is unknown"
         )
     titles = {
         Window.RECENT: "recent window",

@@ -85,7 +85,8 @@ class Assembly:
         check_at_least(1, max_tokens=self.max_tokens, max_passage_chars=self.max_passage_chars)
         if not callable(self.count_tokens):
             raise ConfigurationError(
-                f"count_tokens {self.count_tokens!r} must be a function from text to a number"
+                f"count_tokens {self.count_tokens!r} must be a function that takes text and "
+                "returns a number"
             )
         # Through object.__setattr__, because the settings are frozen and compiled only once.
         object.__setattr__(self, "compiled", Template(self.template, self.separator))

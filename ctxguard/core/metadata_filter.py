@@ -160,7 +160,7 @@ def _merged(
     conditions = {} if conditions is None else conditions
     if not isinstance(conditions, Mapping):
         raise ConfigurationError(
-            f"a filter takes a mapping of fields to values, not a {type(conditions).__name__}"
+            f"a filter takes a mapping from fields to values, not a {type(conditions).__name__}"
         )
     repeated = sorted(set(conditions) & set(fields))
     if repeated:

@@ -225,19 +225,19 @@ def direction_advice(kind: ScoreKind, lowest: float, highest: float) -> str:
     if kind is ScoreKind.DISTANCE and within_domain(kind, lowest, highest):
         fits = [each for each in _SIMILARITIES if within_domain(each, -highest, -lowest)]
         return (
-            "these look like similarities whose sign was turned round as if they were distances: "
-            "hand them over as the engine gives them, and declare what they are, such as "
+            "these look like similarities whose sign was reversed as if they were distances: "
+            "return them as the engine gives them, and declare what they are, such as "
             + " or ".join(f"score_kind={each.value!r}" for each in fits)
         )
     if lowest >= 0.0:
         declare = "" if kind is ScoreKind.DISTANCE else ", and declare score_kind='distance'"
-        return f"these look like distances: hand over -distance{declare}"
+        return f"these look like distances: return -distance{declare}"
     if highest <= 0.0:
         return (
-            "these look like similarities of the opposite sign, as Milvus Lite gives BM25: hand "
-            "over -score, and declare score_kind='ratio' for BM25"
+            "these look like similarities with the opposite sign, as Milvus Lite gives BM25: "
+            "return -score, and declare score_kind='ratio' for BM25"
         )
     return (
-        "no score_kind fits: hand over -score if a lower one is better, or hits without scores, "
-        "whose order alone then counts"
+        "no score_kind fits: return -score if lower is better, or hits without scores, so that "
+        "only their order counts"
     )

@@ -232,8 +232,8 @@ def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
         scores[:] = log_odds(scores)
     elif kind is ScoreKind.RANK:
         raise ConfigurationError(
-            "scores of kind 'rank' carry only order and give no feature; "
-            "pass each leg's scores separately"
+            "scores of kind 'rank' carry only order, so no feature can be made from them; pass "
+            "each leg's scores separately"
         )
 
 

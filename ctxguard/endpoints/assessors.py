@@ -137,7 +137,7 @@ class ModelAssessor:
             found = {name: np.full(len(texts), np.nan) for name in self.names}
         if isinstance(found, InvalidReason):
             model = self._client.model
-            words = reply.why or f"the reply of {model} is not an answer: {found.value}"
+            words = reply.why or f"the reply from {model} is not an answer: {found.value}"
             raise stage_error(ASSESS, found, words)
         return found
 

@@ -394,7 +394,7 @@ class ChatClient:
             async with asyncio.timeout(limit):
                 answer = await self._http.post(path, data, most)
         except TimeoutError:
-            words = f"no whole answer from {self.host} within {limit:g} s: allow it more time"
+            words = f"no complete answer from {self.host} within {limit:g} s: allow it more time"
             raise CallError(InvalidReason.TIMED_OUT, words) from None
         return answer.body.decode("utf-8", "replace"), document_of(answer, self.host, self.model)
 

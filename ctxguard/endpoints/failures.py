@@ -110,14 +110,14 @@ _DENIED = (401, 402, 403, NOT_FOUND, 405, 407)
 _CAUSES = {
     400: "it refuses the request: check the model's name and the protocol",
     401: "it does not accept the key",
-    402: "it wants to be paid: check the account's balance",
-    403: "it does not accept the key, or not for this model",
-    404: "it does not know that path: check the URL, which ends in /v1 at most servers, and the "
-    "model's name",
-    405: "it takes no requests there: check the URL's path",
+    402: "it requires payment: check the account's balance",
+    403: "it does not accept the key, at least for this model",
+    404: "it does not know that path: check the model's name and the URL, which ends in /v1 on "
+    "most servers",
+    405: "it accepts no such requests at that path: check the URL's path",
     407: "the proxy wants a user name and password: write them into its URL",
-    413: "the request is too large for it: send fewer or shorter texts, or raise its limit "
-    "(TEI: --max-client-batch-size, --payload-limit)",
+    413: "the request is too large for it: send fewer or shorter texts, or raise the server's "
+    "limit (TEI: --max-client-batch-size, --payload-limit)",
     422: "it refuses the request: check the model's name, the protocol, and how many documents it "
     "takes at once (TEI: --max-client-batch-size)",
     429: "its rate limit is reached, or the quota: call less often, or check the account",
@@ -129,7 +129,7 @@ def status_error(
 ) -> CallError:
     """Describe an error answered by the host ``at``; for the other arguments see `CallError`."""
     reason = InvalidReason.REJECTED
-    cause = _CAUSES.get(status, "it failed, as its own log should tell")
+    cause = _CAUSES.get(status, "it failed; its own log should say why")
     if status < 300:
         reason, cause = InvalidReason.SERVER_ERROR, "an answer without content"
     elif status < BAD_REQUEST:
@@ -175,7 +175,7 @@ _OF_TYPE: tuple[tuple[type[Exception], str], ...] = (
         socket.gaierror,
         "cannot be found, since no address is known for it (DNS): check the URL, and the network",
     ),
-    (ssl.SSLError, "does not speak TLS there: try http:// in place of https://, or another port"),
-    (ConnectionError, "closed the connection before its answer was whole"),
+    (ssl.SSLError, "does not speak TLS there: try http:// instead of https://, or another port"),
+    (ConnectionError, "closed the connection before its answer was complete"),
     (OSError, "cannot be reached: check the URL, and the network"),
 )

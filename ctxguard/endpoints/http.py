@@ -139,7 +139,7 @@ class _Connection(asyncio.Protocol):
             words = f"an answer of more than {self._most_bytes:,} bytes"
             self._fail(InvalidReason.TOO_LONG, words)
         elif self._n_empty_bytes > _MAX_EMPTY_BYTES:
-            words = f"more than {_MAX_EMPTY_BYTES:,} bytes that belong to no answer"
+            words = f"more than {_MAX_EMPTY_BYTES:,} bytes outside any answer"
             self._fail(InvalidReason.UNREACHABLE, words)
 
     def on_message_begin(self) -> None:

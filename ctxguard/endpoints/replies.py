@@ -80,7 +80,7 @@ def document_of(answer: Answer, host: str, model: str | None = None) -> object:
     start = body.lstrip()[:5]
     if start[:1] == b"<":
         words = (
-            f"{host} answered with a web page, not JSON: check the URL, which ends in /v1 at most "
+            f"{host} answered with a web page, not JSON: check the URL, which ends in /v1 on most "
             "servers"
         )
         raise CallError(InvalidReason.DENIED, words)
@@ -109,7 +109,7 @@ def _parsed(body: bytes, host: str) -> object:
             except UnicodeDecodeError:
                 words = "is not JSON in UTF-8"
     said = body[:_MOST_KEPT_BYTES].decode("utf-8", "replace")
-    raise CallError(InvalidReason.MALFORMED, f"the answer of {host} {words}", said=said)
+    raise CallError(InvalidReason.MALFORMED, f"the answer from {host} {words}", said=said)
 
 
 def _status_error(answer: Answer, host: str, model: str | None) -> CallError:

@@ -280,7 +280,9 @@ class RerankClient:
             raise several.exceptions[0] from None
         except TimeoutError:
             if np.isnan(request.scores).all() and request.refusal is None:
-                words = f"no whole answer from {self._http.host} within {self._timeout_seconds:g} s"
+                words = (
+                    f"no complete answer from {self._http.host} within {self._timeout_seconds:g} s"
+                )
                 raise stage_error(RERANK, InvalidReason.TIMED_OUT, words) from None
         if request.is_sent and np.isnan(request.scores).all():
             if request.refusal is not None:
@@ -388,7 +390,7 @@ def read_scores(content: object, n_documents: int, protocol: RerankProtocol) -> 
     if form.results is not None:
         results = content.get(form.results) if isinstance(content, dict) else None
     if not isinstance(results, list):
-        raise _garbage(f"is not of the {protocol} form: check the protocol")
+        raise _garbage(f"does not have the {protocol} form: check the protocol")
     name = form.score
     scores = np.full(n_documents, np.nan)
     seen = set()

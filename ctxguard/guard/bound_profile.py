@@ -152,7 +152,7 @@ def _policies(
         if calibrated is None:
             if not comparison.mismatches:
                 known = ", ".join(sorted(profile.routes)) or "none"
-                line = f"the profile has no policy of the route {route.value}, it has {known}"
+                line = f"the profile has no policy for the route {route.value}; it has {known}"
                 flags, differences = (*flags, Flag.ROUTE_UNCALIBRATED), (*differences, line)
             policies[route] = RoutePolicy(bare, bare, flags, differences)
             continue

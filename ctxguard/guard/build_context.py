@@ -132,7 +132,7 @@ def _for_scores(applies: RoutePolicy, ranking: Ranking) -> RoutePolicy:
         # The profile knows this route, but its scores have another meaning here.
         flag, assessor = Flag.PROFILE_MISMATCH, None
         difference = (
-            f"score kind of the route {ranking.route.value} is {kind.value!r}, was "
+            f"score kind of the route {ranking.route.value} is {kind.value!r}; it was "
             f"{calibrated.value!r}"
         )
     elif kind is ScoreKind.RANK and isinstance(policy, RatioPolicy) and policy.min_ratio > 0.0:
@@ -333,7 +333,8 @@ def _missing_signals(ranking: Ranking, policy: Policy) -> str:
     model = cast(ExpectedUtilityPolicy, policy).model
     if set(model.legs) != (set(ranking.legs) or {RANKING}):
         has = ", ".join(sorted(ranking.legs)) or "none"
-        return f"the policy needs scores of {', '.join(model.legs)}, the answer has those of {has}"
+        legs = ", ".join(model.legs)
+        return f"the policy needs scores from {legs}, but the answer has those from {has}"
     absent = [name for name in model.signals if name not in ranking.signals]
     if absent:
         return f"the policy needs signals that the answer lacks: {', '.join(absent)}"

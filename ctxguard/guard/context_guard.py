@@ -110,7 +110,7 @@ class ContextGuard:
         assessor: AssessorStage | None = None,
     ) -> None:
         if profile is not None and policy is not None:
-            raise ConfigurationError("give a profile or a policy, not both: they would compete")
+            raise ConfigurationError("give a profile or a policy, not both: they would conflict")
         check_at_least(1, depth=depth)
         self._mode = None if mode is None else member_of(Mode, mode, "mode")
         self.depth: Final = depth
@@ -206,8 +206,8 @@ class ContextGuard:
         """
         if self._policy is not None:
             raise ConfigurationError(
-                "this guard has a policy set by hand, with which a profile would compete; make a "
-                "guard without it"
+                "this guard has a policy set by hand, which would conflict with a profile; make a "
+                "guard without that policy"
             )
         loaded = Profile.load(profile) if isinstance(profile, str | Path) else profile
         self._ask_probes(loaded)
@@ -434,9 +434,9 @@ class ContextGuard:
         if rebound.comparison.flags != bound.comparison.flags:
             found, standing = rebound.comparison, "holds again"
             if found.mismatches:
-                standing = "is not for this one, top k is served"
+                standing = "does not match the new one, so the top k are served"
             elif found.reservations:
-                standing = "applies, but calibrate again"
+                standing = "still applies, but calibrate again"
             _log.warning(
                 "the index was swapped: the profile in force %s (%d differences)",
                 standing,

@@ -122,7 +122,7 @@ class _Watcher(ABC):
         return "malformed" if is_malformed else "mismatched"
 
     def _in_force(self) -> str:
-        return "the one before stays in force"
+        return "the previous one stays in force"
 
     def _load_stable(self) -> tuple[FileVersion | None, bool | Exception]:
         """Load the file; return its version, and whether its content is new, or the error."""
@@ -260,9 +260,9 @@ def _reason(error: Exception) -> str:
     """Describe why a load failed without quoting the file, because this is logged."""
     cause = error.__cause__ if error.__cause__ is not None else error
     if isinstance(cause, json.JSONDecodeError):
-        return f"not JSON, line {cause.lineno}"
+        return f"not JSON (line {cause.lineno})"
     if isinstance(cause, UnicodeDecodeError):
-        return f"not UTF-8, byte {cause.start}"
+        return f"not UTF-8 (byte {cause.start})"
     if isinstance(cause, ValidationError):
         return f"{cause.error_count()} fields do not match the schema"
     if isinstance(cause, OSError):

@@ -113,7 +113,7 @@ def calls_of(retriever: object) -> Calls:
         call = retriever if acall is None else acall
     if not callable(call):
         raise ConfigurationError(
-            f"{describe(retriever)} is not a retriever: it needs retrieve(query, *, depth), or to "
+            f"{describe(retriever)} is not a retriever: it must have retrieve(query, *, depth) or "
             "be callable with (query, depth=…)"
         )
     signature = _signature_of(call)

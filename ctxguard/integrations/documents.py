@@ -62,8 +62,8 @@ def ranking_of_documents(
     kind = None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
     if kind is None and scores is not None and any(score is not None for score in scores):
         raise ConfigurationError(
-            "these documents have scores: set the guard's score_kind to their kind, one of "
-            + ", ".join(kind.value for kind in ScoreKind)
+            "these documents have scores: set the guard's score_kind to the kind of these scores, "
+            "one of " + ", ".join(kind.value for kind in ScoreKind)
         )
     if scores is None or kind is None:
         scores, kind = [None] * len(documents), ScoreKind.RANK

@@ -65,8 +65,8 @@ class WrappedVectorStore:
     ) -> None:
         if not callable(getattr(store, "similarity_search_with_score", None)):
             raise ConfigurationError(
-                f"{describe(store)} has no similarity_search_with_score: wrap the vector store "
-                "itself, or a retriever in WrappedRetriever"
+                f"{describe(store)} has no similarity_search_with_score: pass the vector store "
+                "itself, or wrap a retriever in WrappedRetriever instead"
             )
         self._store = store
         self._kind = member_of(ScoreKind, score_kind, "score_kind")

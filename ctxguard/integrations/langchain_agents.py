@@ -109,7 +109,7 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
         if query is None:
             raise ConfigurationError(
                 f"the tool {name!r} was called without the argument {self._query_argument!r}: set "
-                "query_argument to the name of its query"
+                "query_argument to the name of the argument that holds the query"
             )
         # The call's id is not a request id: some models begin again at 0 in every conversation.
         ranking = ranking_by_metadata(self._guard, documents, self._score_key)
@@ -122,8 +122,8 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
         if name not in self._logged:
             self._logged.add(name)
             _logger.warning(
-                "the tool %r returns no documents as its artifact, so nothing of it is filtered: "
-                'make it with response_format="content_and_artifact"',
+                "the tool %r returns no documents as its artifact, so its answer is not filtered: "
+                'make the tool with response_format="content_and_artifact"',
                 name,
             )
         content = message.content

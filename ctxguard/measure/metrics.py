@@ -114,9 +114,9 @@ calls fail may depend on the passage."""
 def failed_in_words(requests: int, passages: int) -> str:
     """Say that passages lack a grade, how this affects the figures, and how to grade them."""
     return (
-        f"{count(passages, 'passage')} of {count(requests, 'request')} got no grade, because calls "
-        "of the judge failed: they are in no figure of the judge, and more than "
-        f"{MOST_FAILED:.0%} of requests without a grade leave a figure out; the next run of "
+        f"{count(passages, 'passage')} of {count(requests, 'request')} got no grade because calls "
+        "to the judge failed: they are left out of the judge's figures, and a figure is not shown "
+        f"at all if more than {MOST_FAILED:.0%} of its requests lack a grade; the next run of "
         "`ctxguard judge` or `ctxguard monitor` asks about them again"
     )
 

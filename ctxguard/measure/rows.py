@@ -157,7 +157,7 @@ class Rows(NamedTuple):
         except ValueError as error:
             raise DataError("rows of judged requests were written by another release") from error
         if len(requests) != len(blocks) or len(rows.request) != len(passages):
-            raise DataError("rows of judged requests are cut off: the store is damaged")
+            raise DataError("rows of judged requests are truncated: the store is damaged")
         most = requests["n_served"][rows.request]
         if (passages["rank"] > most).any() or (passages["group"] >= N_GROUPS).any():
             raise DataError("a judged passage has an impossible rank: the store is damaged")

@@ -175,7 +175,8 @@ class Monitor:
     def _check_owner(self) -> None:
         if not self.own():
             raise StoreLockedError(
-                f"another monitor owns {self.store.name}: one judges, and others wait for it to end"
+                f"another monitor owns {self.store.name}: only one judges at a time, and the "
+                "others wait for it to end"
             )
 
     def step(self, limit: int = _STEP_LIMIT) -> int:

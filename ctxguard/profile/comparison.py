@@ -100,7 +100,8 @@ def compare_systems(
     reservations: list[str] = []
     if profile.unverified:
         reservations.append(
-            "system: it cannot be compared, the profile was calibrated without a fingerprint"
+            "system: it cannot be compared, because the profile was calibrated without a "
+            "fingerprint"
         )
     for key, name in _PROBED.items():
         if (then := expected.get(key)) is not None:
@@ -109,10 +110,12 @@ def compare_systems(
         aside |= _OF_THE_CORPUS
         change = profile.corpus.changed_share(corpus)
         if change == 1.0:
-            mismatches.append(f"corpus: none of the {profile.corpus.passages:,} passages is here")
+            mismatches.append(
+                f"corpus: none of the {profile.corpus.passages:,} passages is in this one"
+            )
     elif profile.corpus is not None and "corpus_digest" not in fingerprint:
         reservations.append(
-            "corpus: it cannot be compared, this retriever gives no corpus_sketch()"
+            "corpus: it cannot be compared, because this retriever has no corpus_sketch()"
         )
     same = (
         {key: value for key, value in each.items() if key not in aside}
@@ -124,8 +127,8 @@ def compare_systems(
     flags: tuple[Flag, ...] = (Flag.UNVERIFIED,) if reservations else ()
     if profile.corpus is not None and corpus is not None and change > max_corpus_change:
         reservations.append(
-            f"corpus: {change:.0%} has changed since calibration, a profile holds up to "
-            f"{max_corpus_change:.0%} ({corpus.passages:,} passages, were "
+            f"corpus: {change:.0%} has changed since calibration, but a profile is valid only up "
+            f"to {max_corpus_change:.0%} ({corpus.passages:,} passages, were "
             f"{profile.corpus.passages:,})"
         )
         flags += (Flag.CORPUS_CHANGED,)

@@ -559,7 +559,9 @@ class Profile(Frozen):
             ) from error
         # Each value that does not fit costs a microsecond and 500 bytes.
         if has_more_values(content):
-            raise ProfileFormatError(f"{path}: over {MOST_VALUES:,} values, so not a profile")
+            raise ProfileFormatError(
+                f"{path}: not a profile, since it has over {MOST_VALUES:,} values"
+            )
         try:
             data = json.loads(
                 text,

@@ -114,8 +114,8 @@ class BoundedCaller:
         if not free.acquire(blocking=False):
             raise OverloadedError(
                 "guard",
-                f"{self._limit:,} requests are under way, the maximum (max_in_flight); try again "
-                "later",
+                f"{self._limit:,} requests are in progress, the maximum (max_in_flight); try "
+                "again later",
             )
         try:
             if afunction is not None and not blocks:

@@ -267,7 +267,7 @@ class Stage:
     def _log_change(self, _: str, is_open: bool) -> None:
         if is_open:
             _log.error(
-                "%s is left out after %d failures in a row, until it answers again: %s",
+                "%s is left out until it answers again, after %d failures in a row: %s",
                 self.name,
                 FAILURES,
                 self._last_cause,

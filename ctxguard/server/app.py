@@ -149,7 +149,7 @@ async def _health(service: Service, *_: object) -> tuple[dict[str, str | None], 
     profile = None
     if service.guard.profile is not None:
         differences = "; ".join(service.guard.comparison.mismatches)
-        profile = f"does not apply, the top k are served: {differences}"
+        profile = f"does not apply, so the top k are served: {differences}"
         profile = profile if differences else "applies"
     return {"status": "ok", "reranker": _HEALTH_WORDS[is_open], "profile": profile}, None
 

@@ -83,7 +83,7 @@ class EndpointRule:
         if not self.is_any_host and not _is_own(head.get(b"host", b"")):
             raise Problem(
                 ProblemKind.FOREIGN_HOST,
-                "without a token only requests to localhost, 127.0.0.1 or [::1] are answered",
+                "without a token, only requests to localhost, 127.0.0.1 or [::1] are answered",
             )
         if self.token is not None:
             _check_token(head.get(b"authorization", b""), self.token)
@@ -130,12 +130,12 @@ class EndpointRule:
                         raise Problem(ProblemKind.OVERLOADED, busy)
                     more = message.get("more_body", False)
             if budget.in_flight >= budget.max_in_flight:
-                busy = f"{budget.in_flight:,} requests are under way, the maximum"
+                busy = f"{budget.in_flight:,} requests are in progress, the maximum"
                 raise Problem(ProblemKind.OVERLOADED, busy)
         except BaseException as error:
             budget.buffered -= len(body)
             if isinstance(error, TimeoutError):
-                late = f"the body was not whole after {self.receive_seconds:g} s"
+                late = f"the body was incomplete after {self.receive_seconds:g} s"
                 raise Problem(ProblemKind.TOO_SLOW, late) from None
             raise
         budget.in_flight += 1
@@ -146,7 +146,7 @@ class EndpointRule:
             return Problem(ProblemKind.TOO_LARGE, "a request to this path has no body")
         return Problem(
             ProblemKind.TOO_LARGE,
-            f"a request to this path may have at most {self.most_bytes:,} bytes of body; send "
+            f"a request to this path may have a body of at most {self.most_bytes:,} bytes; send "
             "fewer or shorter documents, or a shorter filter",
         )
 

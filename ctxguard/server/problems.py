@@ -45,7 +45,7 @@ class ProblemKind(Enum):
     INVALID_JSON = (400, "The body is not JSON")
     UNKNOWN_ALIAS = (400, "Unknown model alias")
     REPEATED_HEADER = (400, "A header was sent twice")
-    UNAUTHORIZED = (401, "A token is needed")
+    UNAUTHORIZED = (401, "A token is required")
     FOREIGN_HOST = (403, "The Host header names another machine")
     NOT_FOUND = (404, "Nothing is served here")
     METHOD_NOT_ALLOWED = (405, "Method not allowed")
@@ -55,8 +55,8 @@ class ProblemKind(Enum):
     INVALID_REQUEST = (422, "The request cannot be answered as it is")
     INTERNAL = (500, "Internal error")
     FILTER_VIOLATED = (502, "The retriever returned what the filter forbids")
-    OVERLOADED = (503, "Too many requests are under way")
-    UNAVAILABLE = (503, "No stage is left that could answer")
+    OVERLOADED = (503, "Too many requests are in progress")
+    UNAVAILABLE = (503, "No stage is left that can answer")
 
     def __init__(self, status: int, title: str) -> None:
         self.status = status
@@ -131,7 +131,7 @@ def problem_of(error: Exception) -> Problem:
     the guard. Other errors, such as a damaged index, are the service's own, and their messages hold
     paths.
     """
-    kind, detail = ProblemKind.INTERNAL, "the log of the service has the request id"
+    kind, detail = ProblemKind.INTERNAL, "look for the request id in the service's log"
     match error:
         case Problem():
             return error

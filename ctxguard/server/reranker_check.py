@@ -71,6 +71,6 @@ def log_differences(guard: ContextGuard) -> None:
     for line in comparison.mismatches:
         _log.warning("the profile was calibrated on another system: %s", line)
     for line in comparison.reservations:
-        _log.warning("the profile applies, but may not hold: %s", line)
+        _log.warning("the profile applies, but may not be valid: %s", line)
     if not comparison.differences and guard.profile is not None:
         _log.info("the profile was calibrated on this system")

@@ -160,16 +160,14 @@ class ServiceSettings(AssessorSettings):
         if self.rerank_upstream is not None and (self.searches or self.reranker is not None):
             raise ConfigurationError(
                 f"rerank_upstream and {'index' if self.searches else 'reranker'} are two systems, "
-                "and a profile covers one: start a service for each"
+                "and a profile covers only one: start a service for each"
             )
         if self.engine is not None and (self.index is not None or self.reranker is not None):
-            raise ConfigurationError(
-                "an engine is searched on its own: leave out index and reranker"
-            )
+            raise ConfigurationError("an engine is searched on its own: remove index and reranker")
         if self.fingerprint and (self.rerank_upstream or self.reranker or self.searches):
             raise ConfigurationError(
-                "fingerprint identifies a system of your own: leave it out if there is a "
-                "reranker or an index: these identify themselves"
+                "fingerprint identifies a system of your own: leave it out if there is a reranker "
+                "or an index, since these identify themselves"
             )
 
     @property

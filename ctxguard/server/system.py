@@ -211,7 +211,9 @@ class AssessorSettings(RankedSystem):
         kind, model, url = asked
         if kind == "reranker":
             if url is None:
-                raise ConfigurationError("the assessor reranker needs its server: assessor-url")
+                raise ConfigurationError(
+                    "the assessor reranker requires a server: set assessor-url"
+                )
             return assessors.ScoreAssessor(self.upstream(url, own_key, seconds, model))
         if model is None:
             raise ConfigurationError(f"the assessor {kind} needs assessor-model")

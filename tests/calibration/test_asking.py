@@ -147,7 +147,7 @@ def test_a_single_score_is_enough() -> None:
 def test_held_out_queries_ask_nobody() -> None:
     own = route_of(asked(60, 1.5, held_out=0.4))
     assert own.assessor is None
-    assert own.asking.endswith("what it adds is measured by folds, and queries are held out")
+    assert own.asking.endswith("what it adds is measured by folds, but queries are held out")
 
 
 def test_costly_gain_stays_in_shadow() -> None:

@@ -98,10 +98,10 @@ def as_ranks(ranking: Ranking) -> Ranking:
         (30, None, {"held_out": 0.5}, "ratio", "15 answerable queries to choose on, but a"),
         (40, None, {}, "expected_utility", "2 scorers"),
         (60, lambda own: replace(own, legs={}), {}, "expected_utility", "1 scorer"),
-        (60, as_ranks, {}, "ratio", "ranks alone"),
+        (60, as_ranks, {}, "ratio", "only ranks"),
         (30, None, {"policy": "expected_utility"}, "expected_utility", "was asked for"),
     ],
-    ids=["below 20 labels", "two scorers", "a single one", "ranks alone", "asked for"],
+    ids=["below 20 labels", "two scorers", "a single one", "only ranks", "asked for"],
 )
 def test_labels_and_scores_decide_by_default(
     n: int, scored: Callable[[Ranking], Ranking] | None, asked: dict[str, Any], kind: str, why: str

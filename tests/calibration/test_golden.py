@@ -40,7 +40,7 @@ class TestFrozenSets:
             "distractors.tsv is gone",
             "pools.jsonl was added",
             "qrels/train.tsv was changed",
-            "snapshot.json was changed: its digest does not match its content",
+            "snapshot.json has been changed: its digest does not match its content",
         )
 
     @pytest.mark.parametrize(

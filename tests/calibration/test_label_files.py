@@ -105,7 +105,7 @@ def test_labels_given_are_begun_with(tmp_path: Path) -> None:
 def test_a_relevant_passage_forbids_no_answer(tmp_path: Path) -> None:
     file = opened(tmp_path)
     file.put(file.queries[0], "a", Judgment("a", 1))
-    with pytest.raises(DataError, match="withdraw its grade"):
+    with pytest.raises(DataError, match="withdraw that passage's grade"):
         file.mark(file.queries[0], no_answer=True)
     assert not file.has_no_answer(file.queries[0].query_id)
 
@@ -172,7 +172,7 @@ def test_another_separator_is_read(tmp_path: Path, mark: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "line", "fault"),
     [
-        ([{"frage": "Why?"}], 1, "the fields are frage"),
+        ([{"frage": "Why?"}], 1, "its fields are frage"),
         (
             [{"query": "Why?"}, {"query": "Who?", "count": 0.5}],
             2,
@@ -227,11 +227,13 @@ def indexed(passage_id: str) -> Passage:
 def test_missing_part_is_noted() -> None:
     assert check_ids(labels("d0", "d1"), set(IDS)) == check_ids(labels(), set(IDS)) == ()
     (note,) = check_ids(labels("d0", "d1", "gone"), set(IDS))
-    assert "1 of 3 labelled passages are not in the index, first 'gone'" in note
+    assert "1 of 3 labelled passages are not in the index, such as 'gone'" in note
 
 
 def test_mostly_missing_labels_are_refused() -> None:
-    with pytest.raises(DataError, match=r"holds 1 of the 3 labelled passages, and lacks 'x'"):
+    with pytest.raises(
+        DataError, match=r"holds only 1 of the 3 labelled passages \('x' is missing"
+    ):
         check_ids(labels("d0", "x", "y"), set(IDS))
 
 
@@ -258,4 +260,4 @@ def test_some_changed_texts_are_a_note(tmp_path: Path) -> None:
     texts = {one: indexed(one).text for one in IDS} | {"d5": "revised"}
     (note,) = check_texts(labels(*IDS), corpus(tmp_path, texts), set(IDS), indexed)
     assert "1 of 30 passages" in note
-    assert "first 'd5'" in note
+    assert "such as 'd5'" in note

@@ -187,7 +187,7 @@ class TestSkipped:
         garbage = ranking_of([None, float("nan")])
         pools = replay(retriever_of(garbage, ranking_of([1.0])), QUERIES)
         assert pools.query_ids == ("q1",)
-        assert "say that its score kind is rank" in pools.skipped[0]
+        assert "set its score kind to rank" in pools.skipped[0]
 
     def test_refused_query_records_its_reason(self) -> None:
         done: list[int] = []

@@ -69,7 +69,7 @@ class TestFigures:
     def test_evidence_says_folds_or_held_out(self) -> None:
         folded, by_hand = reported(60), reported(60, held_out=0.5)
         assert folded.routes[0].summary.shown_by == "folds"
-        assert "by queries left out of the choice in turn" in folded.routes[0].certificate
+        assert "queries left out of the choice in turn" in folded.routes[0].certificate
         assert "each of which was left out of the choice" in page(folded)
         assert by_hand.routes[0].summary.shown_by == "held_out"
         assert by_hand.routes[0].summary.queries == 30
@@ -282,7 +282,9 @@ class TestPage:
     def test_unwritable_path_names_the_mend(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         for path in (tmp_path / "file" / "report.json", tmp_path):
-            with pytest.raises(ConfigurationError, match="name a file in a folder that can be"):
+            with pytest.raises(
+                ConfigurationError, match="name a file in a folder that you may write to"
+            ):
                 write_json(reported(), path)
         assert sorted(tmp_path.iterdir()) == [tmp_path / "file"]
 

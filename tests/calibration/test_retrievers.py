@@ -233,7 +233,7 @@ class TestRecordedRankings:
         queries = (Query("a", "same"), Query("b", "same"))
         run = {"a": (Hit("p", 1.0, rank=1),), "b": (Hit("p", 1.0, rank=1),)}
         assert len(RecordedRankings.of_run(run, queries).retrieve("same")) == 1
-        with pytest.raises(DataError, match="'a' and 'b' have one text"):
+        with pytest.raises(DataError, match="'a' and 'b' have the same text"):
             RecordedRankings.of_run({**run, "b": (Hit("x", 1.0, rank=1),)}, queries)
 
 

@@ -165,7 +165,7 @@ def test_unexpected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert result.stderr.startswith("error: unexpected ZeroDivisionError: by zero (set CTXGUARD_")
     assert result.stderr.count("\n") == 1
     result = refused(failing(MemoryError()))
-    assert "this machine ran out of memory" in result.stderr
+    assert "this machine has run out of memory" in result.stderr
     (tmp_path / "of_a_user.py").write_text("def search(*_):\n    raise KeyError('score')\n")
     monkeypatch.syspath_prepend(tmp_path)
     broken = mock.Mock(side_effect=import_module("of_a_user").search)

@@ -175,8 +175,8 @@ def test_colliding_ids_are_refused(run: Run, index: Path, collection: Path, tmp_
     swapped = [{**row, "text": twin["text"]} for row, twin in zip(rows, rows[::-1], strict=True)]
     write_jsonl(other / "corpus.jsonl", swapped)
     says = (
-        "12 of 12 passages that were compared have another",
-        "search the corpus of these labels",
+        "12 of 12 passages that were compared have a different",
+        "search the corpus they were made for",
     )
     for several in ((), ("--candidate", "all")):
         run.refused("evaluate", "--index", index, "--data", other, *several, says=says)
@@ -289,6 +289,6 @@ class TestWorth:
         assert harsh["precision_judged"] is None
         for data, line in (
             (some, "a passage without a label is worth -0.2 (unjudged), one labelled not"),
-            (positives, "the labels hold relevant passages only"),
+            (positives, "the labels hold only relevant passages"),
         ):
             assert " ".join(show(data=data, preset="strict").split()).count(line) == 1

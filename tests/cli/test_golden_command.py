@@ -80,7 +80,7 @@ class TestFreeze:
         (one / "qrels" / "train.tsv").unlink()
         document = run.read("golden", "freeze", one, "--out", tmp_path / "set")
         for notes in (document["notes"], read_labelled(one, "train").notes):
-            assert f"{one} has no split 'train'; its only one, 'test', is used" in notes
+            assert f"{one} has no split 'train'; its only split, 'test', is used" in notes
 
 
 class TestCheck:

@@ -78,7 +78,7 @@ def test_language_is_kept_foreign_told(run: Run, tmp_path: Path) -> None:
     assert retriever.retrieve("東京タワー").passage_ids == ("p0",)
     corpus = corpus_of(tmp_path, JAPANESE, " ")
     notes = " ".join(run.ok("index", corpus, "--out", tmp_path / "i").stdout.split())
-    assert "100% of the letters are of scripts" in notes
+    assert "100% of the letters are in scripts" in notes
     assert "ctxguard index --language cjk" in notes
     assert "1 passage with neither title nor text left out" in notes
 

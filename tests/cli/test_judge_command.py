@@ -108,7 +108,7 @@ def test_log_becomes_a_filtering_guard(
     assert calls > 0
     again = run.ok(*asked, "--json", system=system)
     assert len(chat.requests) == calls, "grades are kept"
-    assert "the store holds every question already" in again.stderr
+    assert "the store already holds every question" in again.stderr
     rows = json.loads(again.stdout)["by_k"]["rows"]
     assert [row["k"] for row in rows] == [1, 3, 5, 10, 20]
     assert {row["precision"]["lower"] for row in rows} == {None}
@@ -224,7 +224,7 @@ def test_model_writes_missing_questions(run: Run, index: Path, url: str) -> None
         result = run.ok(*asked, system=system)
         calls = len(chat.requests)
         run.ok(*asked, system=system)
-    assert "easier than those of people" in " ".join(result.stdout.split())
+    assert "easier than people's questions" in " ".join(result.stdout.split())
     assert len(records(url)) == 5
     assert calls > 5
     assert len(chat.requests) == calls, "questions and grades are kept"
@@ -258,7 +258,7 @@ def test_nonsense_judge_stops_samples_wait(
 
     asked = ("judge", "--index", index, "--queries", few, "--store", url, "--judge", "llm")
     with closing(Nonsense()) as bad:
-        says = ("gave no valid grade", "The samples wait")
+        says = ("gave no valid grade", "The samples still wait")
         run.finding(*asked, "--model", "m", system={"judge": {"base-url": bad.url}}, says=says)
     assert len(bad.requests) < 60
     again = run.ok(*asked, "--model", "good", "--json", system={"judge": {"base-url": chat.url}})

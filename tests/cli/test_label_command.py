@@ -121,7 +121,7 @@ class TestExport:
         assert numbers("--tenant", "level=3", "--n", "2") != []
         assert numbers("--tenant", "c") == []
         nobody = run.ok("label", "export", "--store", traffic.url, "--tenant", "c")
-        assert "none of c lacks labels" in nobody.stdout
+        assert "none from c lacks labels" in nobody.stdout
         assert numbers() == [*range(12)]
         with SampleStore.open(traffic.url) as store:
             picked = [one for asked in store.picked(store.series()[0]).values() for one in asked]
@@ -167,7 +167,7 @@ class TestExport:
         judge(run, traffic)
         out = tmp_path / "out.jsonl"
         result = run("label", "export", "--store", traffic.url, "--out", out, "--whole")
-        assert "the store has no text of 24 passages" in result.stdout
+        assert "the store has no text for 24 passages" in result.stdout
 
     def test_costs_first_then_how_to(self, run: Run, tmp_path: Path) -> None:
         """Before anything is picked it says what labels cost and then how to grade."""

@@ -284,7 +284,7 @@ class TestRuns:
                 else:
                     notes = " ".join(run.read(*arguments)["notes"])
                     assert re.search(
-                        r"labelled passages are not in .+corpus.jsonl, first 'x", notes
+                        r"labelled passages are not in .+corpus.jsonl, such as 'x", notes
                     )
 
     def test_run_defaults_to_rank(self, run: Run, collection: Path, trec: Path) -> None:

@@ -192,7 +192,7 @@ class TestDirection:
         [
             (ScoreKind.COSINE, 0.05, 0.8, "score_kind='distance'"),
             (ScoreKind.RATIO, 3.0, 40.0, "score_kind='distance'"),
-            (ScoreKind.DISTANCE, 0.05, 0.8, "distances: hand over -distance"),
+            (ScoreKind.DISTANCE, 0.05, 0.8, "distances: return -distance"),
             (ScoreKind.DISTANCE, -0.9, -0.1, "score_kind='cosine'"),
             (ScoreKind.DISTANCE, -31.0, -4.0, "score_kind='ratio'"),
             (ScoreKind.RATIO, -31.0, -4.0, "opposite sign"),

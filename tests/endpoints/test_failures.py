@@ -108,12 +108,12 @@ WRONG_KEY = {"error": {"message": f"Incorrect API key provided: {KEY}"}}
     ("status", "body", "says"),
     [
         (404, json.dumps(UNKNOWN_MODEL), "does not know the model 'm-1': check its name"),
-        (404, "<html>Not Found</html>", "check the URL, which ends in /v1 at most servers"),
-        (404, '{"detail": "Not Found"}', "check the URL, which ends in /v1 at most servers"),
-        (200, "<!doctype html><title>Welcome</title>", "check the URL, which ends in /v1"),
-        (200, "\n <html>", "check the URL, which ends in /v1 at most servers"),
+        (404, "<html>Not Found</html>", "the URL, which ends in /v1 on most servers"),
+        (404, '{"detail": "Not Found"}', "the URL, which ends in /v1 on most servers"),
+        (200, "<!doctype html><title>Welcome</title>", "the URL, which ends in /v1"),
+        (200, "\n <html>", "the URL, which ends in /v1 on most servers"),
         (401, json.dumps(WRONG_KEY), "does not accept the key"),
-        (402, json.dumps(WRONG_KEY), "to be paid"),
+        (402, json.dumps(WRONG_KEY), "requires payment"),
         (429, json.dumps(WRONG_KEY), "or the quota"),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_slow_answer_is_no_outage(call: Call, endpoint: ChatEndpoint) -> None:
     """A time-out says how long was waited."""
     endpoint.hanging_on = "fox"
     said = said_by(partial(call, seconds=0.05), endpoint.url)
-    assert "no whole answer from 127.0.0.1" in said
+    assert "no complete answer from 127.0.0.1" in said
     assert "within 0.05 s" in said
 
 
@@ -161,22 +161,22 @@ GOOD = (
     ("start", "endless", "says"),
     [
         *[
-            (b"", interim * 999, "bytes that belong to no answer")
+            (b"", interim * 999, "bytes outside any answer")
             for interim in (
                 b"HTTP/1.1 100 Continue\r\n\r\n",
                 b"\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n",
             )
         ],
         (b"", b"HTTP/1.1 100\n\n" * 999, ""),
-        (OK, b"A: b\r\n" * 999, "bytes that belong to no answer"),
-        (OK + b"A: ", b"b" * 9999, "bytes that belong to no answer"),
+        (OK, b"A: b\r\n" * 999, "bytes outside any answer"),
+        (OK + b"A: ", b"b" * 9999, "bytes outside any answer"),
         (OK + b"\r\n", b" " * 99_999, "an answer of more than"),
         (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 9999, "answer of more than"),
-        (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"A: b\r\n" * 9999, "to no answer"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"A: b\r\n" * 9999, "outside any answer"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", b"", "the answer is not HTTP"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", b"", ""),
-        (OK + b"Content-Length: 10\r\n\r\n[", b"", "before its answer was whole"),
-        (b"", b"", "before its answer was whole"),
+        (OK + b"Content-Length: 10\r\n\r\n[", b"", "before its answer was complete"),
+        (b"", b"", "before its answer was complete"),
     ],
 )
 def test_a_hostile_server_is_broken_off(

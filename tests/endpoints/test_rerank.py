@@ -192,9 +192,9 @@ def test_document_without_score_has_none(score: str) -> None:
         ("", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("[" + "[]," * 100_000 + "[]]", "has more than 100,000 values"),
-        ("null", "is not of the cohere form"),
-        ('{"results": {"0": 1}}', "is not of the cohere form"),
-        ('[{"index": 0, "score": 1}]', "is not of the cohere form: check the protocol"),
+        ("null", "does not have the cohere form"),
+        ('{"results": {"0": 1}}', "does not have the cohere form"),
+        ('[{"index": 0, "score": 1}]', "does not have the cohere form: check the protocol"),
         ('{"results": []}', "has no finite relevance_score"),
         ('{"results": [{"index": 0, "relevance_score": NaN}]}', "has no finite relevance_score"),
         ('{"results": [{"index": 0, "score": 1}]}', "has no finite relevance_score"),
@@ -222,7 +222,7 @@ def test_answer_to_another_is_garbage(
 
 
 def test_other_form_is_garbage_to_tei() -> None:
-    with pytest.raises(StageError, match="is not of the tei form: check the protocol"):
+    with pytest.raises(StageError, match="does not have the tei form: check the protocol"):
         read_scores({"results": []}, 1, "tei")
 
 

@@ -67,7 +67,7 @@ class TestCalibration:
         context = guard.retrieve("q?")
         assert served(context) == ["a", "b"]
         assert context.flags == (Flag.UNVERIFIED, Flag.ROUTE_UNCALIBRATED)
-        line = "the profile has no policy of the route external, it has hybrid"
+        line = "the profile has no policy for the route external; it has hybrid"
         assert line in context.differences
 
     def test_each_route_has_its_own_policy(self) -> None:
@@ -84,7 +84,7 @@ class TestCalibration:
         context = guard_of(profile=profile).retrieve("q?")
         assert served(context) == ["a", "b", "c", "d"]
         assert context.flags == (Flag.UNVERIFIED, Flag.PROFILE_MISMATCH)
-        assert "score kind of the route external is 'ratio', was 'logit'" in context.differences
+        assert "score kind of the route external is 'ratio'; it was 'logit'" in context.differences
 
     def test_profiles_fusion_is_set(self) -> None:
         @dataclass
@@ -118,5 +118,5 @@ class TestCalibration:
         missing = guard_of(profile=profile).retrieve("q?")
         assert served(missing) == ["a", "b", "c", "d", "e"]
         assert missing.flags == (Flag.UNVERIFIED, Flag.MISSING_SIGNALS)
-        line = "the policy needs scores of dense, the answer has those of none"
+        line = "the policy needs scores from dense, but the answer has those from none"
         assert line in missing.differences

@@ -135,7 +135,7 @@ class TestBeyondTheShare:
             "q?"
         )
         line = (
-            "corpus: 60% has changed since calibration, a profile holds up to 50% "
+            "corpus: 60% has changed since calibration, but a profile is valid only up to 50% "
             "(250 passages, were 100)"
         )
         said = [line] if share == 0.5 else []
@@ -187,7 +187,7 @@ class TestAnotherSystem:
         context = guard_of(engine, profile).retrieve("q?")
         assert context.flags == (Flag.PROFILE_MISMATCH,)
         assert context.decision.policy == RatioPolicy(k=SEVENTY.k)
-        assert context.differences == ("corpus: none of the 100 passages is here",)
+        assert context.differences == ("corpus: none of the 100 passages is in this one",)
 
 
 class Delegating:

@@ -256,7 +256,7 @@ class TestOverload:
         with ThreadPoolExecutor(1) as one:
             waiting = one.submit(guard.retrieve, "q?")
             assert begun.wait(NEVER)
-            with pytest.raises(OverloadedError, match="1 requests are under way"):
+            with pytest.raises(OverloadedError, match="1 requests are in progress"):
                 guard.retrieve("q?")
             with pytest.raises(OverloadedError, match="max_in_flight"):
                 asyncio.run(guard.aretrieve("q?"))

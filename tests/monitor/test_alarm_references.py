@@ -126,7 +126,7 @@ def test_rise_above_own_mean_rings(tmp_path: Path) -> None:
         r"compared with this judge's own mean over its first \d+ requests \(at most 0\.3",
         alarm.message,
     )
-    assert "because it has too few human labels to correct it by" in alarm.message
+    assert "because there are too few human labels to correct the judge with" in alarm.message
     assert "so switch-to-safe does not act on it" in alarm.message
     assert Profile.load(path) == PROFILE
     traffic.grade(250)

@@ -340,7 +340,7 @@ class TestRestarting:
         before = state.to_json()
         other = state_of()
         lose(other, 1.0, 50)
-        says = "format 8; this release reads 7" if "format" in part else "start afresh"
+        says = "format 8; this release reads 7" if "format" in part else "start again"
         with pytest.raises(DataError, match=says):
             state.restore(other.to_json().replace(part, damaged))
         assert state.to_json() == before

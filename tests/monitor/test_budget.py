@@ -128,7 +128,7 @@ def test_period_from_the_future(days: float, caplog: pytest.LogCaptureFixture) -
     after = budget(clock, after=kept(before), calls_per_hour=10, calls_per_day=10)
     with caplog.at_level(logging.WARNING):
         assert after.allows(10)
-    assert f"{days:.1f} days from now" in caplog.text
+    assert f"{days:.1f} days in the future" in caplog.text
     after.spend(10, 0.0)
     assert not after.allows(1)
 

@@ -85,7 +85,7 @@ class TestEqualQuestions:
             judge = LabelJudge([*(pair if last else pair[::-1]), ("how?", {"d": 1})])
         assert judge.judge("How?", PASSAGES) == []
         assert judge.ambiguous == 1
-        assert "1 texts stand for several" in caplog.text
+        assert "1 texts each belong to several" in caplog.text
 
     def test_unanswered_agree_with_irrelevant(self) -> None:
         judge = LabelJudge([("How?", {}), ("how?", {"a": 0})])
@@ -151,7 +151,7 @@ class TestRedactedQuestions:
         assert judge.judge(self.WRITTEN, PASSAGES) == []
         assert judge.judge(self.ASKED, PASSAGES[:1]) == [Judgment("a", 1)]
         assert judge.ambiguous == 1
-        assert "1 texts stand for several" in caplog.text
+        assert "1 texts each belong to several" in caplog.text
         assert "order" not in caplog.text
 
     def test_unredacted_queries_stay_unredacted(self) -> None:

@@ -68,7 +68,7 @@ def test_full_disk_says_mend_losing_nothing(disk: Path, open_store: OpenStore) -
             append(store, 5, size=20_000)
             stored += 5
     assert stored > 100
-    with pytest.raises(StoreFullError, match="free space"):
+    with pytest.raises(StoreFullError, match="free some space"):
         append(store, 200, size=20_000)
     assert store.accounts().stored == store.states()[State.PENDING] == stored
     filler.unlink()
@@ -207,7 +207,7 @@ def test_other_schema_is_refused_untouched(file: Path, change: str, says: str) -
 class TestUnavailable:
     @pytest.mark.parametrize(
         ("place", "said"),
-        [("nowhere/samples.db", "in a folder that is there"), ("", "name a file")],
+        [("nowhere/samples.db", "in a folder that exists"), ("", "name a file")],
     )
     def test_missing_folder_is_named(self, tmp_path: Path, place: str, said: str) -> None:
         """A folder that is missing or in place of a file is named."""

@@ -285,7 +285,7 @@ def test_damaged_store_stops_no_process(tmp_path: Path, caplog: pytest.LogCaptur
     path = tmp_path / "samples.db"
     path.write_bytes(b"no database" * 1_000)
     samples = sample_to(f"sqlite:///{path}", rate=1.0)
-    assert "no samples are stored until the store is mended" in caplog.text
+    assert "no samples are stored until the store is repaired" in caplog.text
     samples.sampler.offer(make_context(POOL, 2), 1.0, 1.0)
     path.rename(tmp_path / "damaged")
     until(lambda: samples.accounts().stored == 1)

@@ -202,7 +202,7 @@ class TestSaved:
         assert retriever.fingerprint()["lexical"] == BM25S + "letters 1"
         retriever.save(tmp_path)
         embedder = WordHashEmbedder()
-        with pytest.raises(ConfigurationError, match="'letters'; give that one as `analyser`"):
+        with pytest.raises(ConfigurationError, match="'letters'; pass that analyser as `analyser`"):
             HybridRetriever.load(tmp_path, embedder=embedder)
         with pytest.raises(ConfigurationError, match="'letters', not 'de'"):
             HybridRetriever.load(tmp_path, embedder=embedder, analyser="de")
@@ -237,7 +237,7 @@ class TestScripts:
         ("texts", "language", "said"),
         [
             *[
-                (UNSPACED[each], "en", ["100% of the letters are of ", "--language cjk`"])
+                (UNSPACED[each], "en", ["100% of the letters are in ", "--language cjk`"])
                 for each in ("Japanese", "Chinese", "Korean", "Thai")
             ],
             (INFLECTED["ru"], "de", ["'de' is not made for (CYRILLIC)", "--language ru"]),

@@ -403,7 +403,7 @@ class TestRowsOfMetadata:
         monkeypatch.setattr(
             Bm25sIndex, "search", lambda index, query, k, _: search(index, query, k)
         )
-        with pytest.raises(FilterViolationError, match="`where` excludes: a bug"):
+        with pytest.raises(FilterViolationError, match="`where` excludes: this is a bug"):
             retriever.retrieve("red", where=Where(t=1))
 
 

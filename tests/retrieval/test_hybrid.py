@@ -292,7 +292,7 @@ class TestBuilding:
             ([Passage("b", "")], "all 1 passages"),
             (
                 [Passage("a", "one"), Passage("a", "two")],
-                "1 of 2 .* the id of another, such as 'a'",
+                "1 of 2 .* the same id as another, such as 'a'",
             ),
             ([Passage("a", "one"), Passage("", "text")], "number 2 has an empty id"),
             ([Passage("b", None)], "number 1 has text None"),  # type: ignore[arg-type]

@@ -225,7 +225,7 @@ class Engine(ABC):
         read = [(passage_of(row), number(score)) for row, score in islice(rows, most)]
         if read and not any(passage for passage, _ in read):
             return StageUnavailableError(
-                self.name, f"its {len(read)} results lack the passages' ids or texts"
+                self.name, f"none of its {len(read)} results has a passage's id and text"
             )
         return Ranking.from_hits(
             [

@@ -158,7 +158,7 @@ class MilvusEngine(Engine):
         numbers = re.match(r"v?(\d+)\.(\d+)", version)
         if numbers is not None and tuple(map(int, numbers.groups())) < _LEAST_VERSION:
             raise ConfigurationError(
-                f"{self.address.shown}: the server is Milvus {version[:40]}, but an index needs "
+                f"{self.address.shown}: the server is Milvus {version[:40]}, but an index requires "
                 f"{'.'.join(map(str, _LEAST_VERSION))} or later, which computes BM25: update the "
                 "server, or use a file of Milvus Lite"
             )
@@ -380,7 +380,7 @@ class MilvusEngine(Engine):
                 "has it open, and only one can at a time: use a Milvus server for several"
             )
         elif isinstance(code, int) and code > 0 and "fail connecting" not in message:
-            cause, down = f"it answered with its error {code}", StageUnavailableError
+            cause, down = f"it answered with error {code}", StageUnavailableError
             if says_why:
                 said = sanitise(str(getattr(error, "message", "")))
                 cause += f": {' '.join(said.split())[:_LONGEST_REASON]}"

@@ -244,7 +244,7 @@ class PostgresEngine(Engine):
             if "\0" in one.passage.passage_id:
                 raise DataError(
                     f"the id {one.passage.passage_id!r} has a NUL character, which PostgreSQL "
-                    "cannot hold: give the passage another id"
+                    "cannot store: give the passage another id"
                 )
         with self._transaction() as run:
             # Two writers of the same passages wait for each other here, and none is counted twice.
@@ -417,8 +417,8 @@ class PostgresEngine(Engine):
             return nothing_there(self.address)
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return ConfigurationError(
-                f"{self.address.shown}: the role lacks a right that this needs; searching needs "
-                "USAGE on the schema and SELECT on its tables"
+                f"{self.address.shown}: the role lacks a right that this requires; searching "
+                "requires USAGE on the schema and SELECT on its tables"
             )
         if isinstance(error, psycopg.errors.FeatureNotSupported | psycopg.errors.UndefinedFile):
             return ConfigurationError(

@@ -261,9 +261,9 @@ class LossMonitor:
                 "people graded too."
             )
         learned = (
-            f", compared with this judge's own mean over its first {self.n_reference} requests "
-            f"(at most {self.target:.3g}), because it has too few human labels to correct it by. "
-            "This does not show that the promise is broken"
+            f", compared with this judge's own mean over its first {self.n_reference} requests (at "
+            f"most {self.target:.3g}), because there are too few human labels to correct the judge "
+            "with. This does not show that the promise is broken"
         )
         if self.quantity is AlarmKind.RECALL_LOSS:
             learned += ", so switch-to-safe does not act on it"

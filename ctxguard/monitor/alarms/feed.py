@@ -174,7 +174,7 @@ class AlarmMonitor:
         self.add(
             AlarmKind.CORPUS_CHANGED,
             f"{change:.0%} of the corpus has changed since profile {profile_id} was calibrated "
-            f"({present.passages:,} passages, were {former.passages:,}); a profile holds up to "
+            f"({present.passages:,} passages, were {former.passages:,}); a profile is valid up to "
             f"{DEFAULT_MAX_CORPUS_CHANGE:.0%}. Calibrate again",
             value=change,
             target=DEFAULT_MAX_CORPUS_CHANGE,
@@ -215,7 +215,7 @@ class AlarmMonitor:
         try:
             self.state.restore(saved)
         except DataError as error:
-            _log.warning("the alarms start afresh: %s", error)
+            _log.warning("the alarms start again from nothing: %s", error)
 
     def save(self) -> None:
         """Save the alarms' state in the store, for the next process."""
@@ -242,8 +242,8 @@ class AlarmMonitor:
             return
         self.add(
             AlarmKind.PROMISE_NOT_MONITORED,
-            f"Route {route.value}: the promise on recall loss cannot be monitored. It "
-            f"is about the retriever's first {k}, and the samples' settings never have all of "
-            f"these judged. Give sample_to rates=JudgingRates(baseline_k={k}, baseline_rate=0.2)",
+            f"Route {route.value}: the promise on recall loss cannot be monitored. It is about the "
+            f"retriever's first {k}, but with these sampling settings not all of them are ever "
+            f"judged. Give sample_to rates=JudgingRates(baseline_k={k}, baseline_rate=0.2)",
             route=route,
         )

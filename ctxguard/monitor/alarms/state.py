@@ -182,15 +182,15 @@ class AlarmState:
             if data["format"] != FORMAT:
                 raise DataError(
                     f"the alarms' state has format {data['format']!r}; this release reads "
-                    f"{FORMAT}: use the release that wrote it, or remove the state to start afresh"
+                    f"{FORMAT}: use the release that wrote it, or remove the state to start again"
                 )
             saved = _form().validate_python(data)
             if _form().dump_python(saved, mode="json") != data:
                 raise ValueError("a field is missing, unknown or of the wrong type")
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise DataError(
-                f"the alarms' state cannot be read ({type(error).__name__}: {error}); remove it "
-                "to start afresh"
+                f"the alarms' state cannot be read ({type(error).__name__}: {error}); remove it to "
+                "start again"
             ) from error
         if self.profile_id not in (saved.profile_id, saved.safe_profile_id):
             return False

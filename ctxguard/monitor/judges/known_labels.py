@@ -93,8 +93,8 @@ class LabelJudge:
         self.ambiguous = sum(labels is None for labels in self._known.values())
         if self.ambiguous:
             _log.warning(
-                "%d texts stand for several labelled queries whose labels disagree: samples of "
-                "these texts get no grade",
+                "%d texts each belong to several labelled queries whose labels disagree: samples "
+                "with these texts get no grade",
                 self.ambiguous,
             )
 

@@ -161,8 +161,8 @@ class JudgingBudget:
             ahead_seconds = (spent_in - number) * _SECONDS[kind]
             if ahead_seconds > _DAY_SECONDS:
                 _log.warning(
-                    "the judging budget was last spent %.1f days from now, by a clock that was "
-                    "wrong: this %s begins anew, with nothing spent",
+                    "the judging budget was last spent %.1f days in the future, according to a "
+                    "clock that was wrong: this %s starts again with nothing spent",
                     ahead_seconds / _DAY_SECONDS,
                     kind,
                 )

@@ -229,12 +229,13 @@ def _check_replies(judge: Judge, ledger: Ledger) -> None:
     if calls < CALLS_IN_VAIN:
         return
     last = ledger.rejected()[-1:]
-    said = "".join([f"; it said, {reason.value}: {reply[:200]!r}" for _, reason, reply in last])
+    said = "".join(
+        [f"; its last reply ({reason.value}) was {reply[:200]!r}" for _, reason, reply in last]
+    )
     raise JudgeError(
         f"the judge {judge.name} {judge.version} gave no valid grade in "
-        f"{count(calls, 'call')}{said}. "
-        "The samples wait. Name a model that keeps to a JSON schema (--model), or "
-        "allow longer replies"
+        f"{count(calls, 'call')}{said}. The samples still wait to be judged. "
+        "Name a model that keeps to a JSON schema (--model), or allow longer replies"
     )
 
 

@@ -309,7 +309,7 @@ class JudgingWorker:
                 self._alarms.add(
                     AlarmKind.JUDGE_DOWN,
                     f"The judge {name} could not be called ({type(error).__name__}): samples wait, "
-                    "and the estimates grow old",
+                    "and the estimates become outdated",
                 )
         self.failing = True
 

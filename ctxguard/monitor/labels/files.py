@@ -190,7 +190,7 @@ def _identifier(document: Mapping[str, object], name: str, refuse: _Refuse) -> s
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value:
-        raise refuse(f"{name} is {value!r}; keep the column as exported")
+        raise refuse(f"{name} is {value!r}; leave this column as it was exported")
     return value
 
 

@@ -59,7 +59,8 @@ def check_ids(store: SampleStore, rows: Iterable[LabelRow], path: Path) -> None:
     if is_changed:
         raise DataError(
             f"contains {count(len(wrong), 'id')} that the store does not know, so none of "
-            "its labels were imported; write the ids as they were exported: " + "; ".join(words),
+            "its labels were imported; write the ids exactly as they were exported: "
+            + "; ".join(words),
             path=path,
         )
 

@@ -263,7 +263,7 @@ class SampleRecord:
         # Lone surrogates, which UTF-8 cannot hold, are replaced.
         encoded = text.encode("utf-8", "replace")
         if len(encoded) > MOST_BYTES:
-            raise DataError(f"a sample has {len(encoded):,} bytes; at most {MOST_BYTES:,} fit")
+            raise DataError(f"a sample has {len(encoded):,} bytes, but the limit is {MOST_BYTES:,}")
         # The fastest level of compression makes texts a third as large, and releases the
         # interpreter's lock.
         return zlib.compress(encoded, 1)
@@ -276,7 +276,7 @@ class SampleRecord:
             text = decompressor.decompress(payload, MOST_BYTES + 1)
             if not decompressor.eof:
                 # A few bytes may stand for gigabytes.
-                raise DataError(f"a sample is cut off, or has more than {MOST_BYTES:,} bytes")
+                raise DataError(f"a sample is truncated, or has more than {MOST_BYTES:,} bytes")
             data = json.loads(text)
             if (version := data.pop("format")) != FORMAT:
                 raise DataError(

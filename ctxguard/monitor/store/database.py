@@ -327,8 +327,8 @@ def _of_store(
             raise  # some are ValueErrors too
         except _UNREADABLE as error:
             raise DataError(
-                f"{store.name}: {function.__name__} met a value that ctxguard cannot have "
-                f"stored ({type(error).__name__}); restore a copy, or start a new store"
+                f"{store.name}: {function.__name__} found a value that ctxguard cannot have stored "
+                f"({type(error).__name__}); restore a copy, or start a new store"
             ) from error
 
     return in_transaction

@@ -144,10 +144,10 @@ def _has_tables(connection: sa.Connection, name: str) -> bool:
         return True
     problem = f"has schema version {version}, but this release reads {SCHEMA_VERSION}"
     if lacking and version in (None, SCHEMA_VERSION):
-        problem = f"is not a whole sample store: it has no table {lacking[0]}"
+        problem = f"is not a complete sample store: it has no table {lacking[0]}"
     raise StoreSchemaError(
-        f"{name} {problem}. It was not changed: use the release that made it, restore a "
-        "whole copy of it, or give ctxguard a store of its own",
+        f"{name} {problem}. It was not changed: use the release that made it, restore a complete "
+        "copy of it, or give ctxguard a store of its own",
         found=version,
         known=SCHEMA_VERSION,
     )

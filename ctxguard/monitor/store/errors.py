@@ -23,15 +23,15 @@ from ctxguard.errors import (
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _USER = f"user {os.geteuid()}" if hasattr(os, "geteuid") else "this user"
 _WORDS = {
-    StoreFullError: "the disk is full; free space on it: until then samples are lost",
+    StoreFullError: "the disk is full; free some space: until then samples are lost",
     StoreLockedError: "others held a lock for too long; use fewer writers, or PostgreSQL, and "
     "there see pg_stat_activity",
-    StoreReadOnlyError: "it cannot be written; make the file and its folder writable for "
-    f"{_USER}, or connect to the primary server, as a role that may create tables",
+    StoreReadOnlyError: f"it cannot be written to; make the file and its folder writable for "
+    f"{_USER}, or connect to the primary server as a role that may create tables",
     StoreCorruptError: "the database is damaged; move it away with its -wal and -shm files, and "
     "restore a copy or let a new one begin: until then samples are lost",
-    StoreUnavailableError: "the disk failed, see the system's log; or it is a network share, use a "
-    "local disk",
+    StoreUnavailableError: "the disk failed (see the system's log), or the file is on a network "
+    "share (use a local disk)",
 }
 """The fault, and how to mend it."""
 _KIND_OF: dict[int | str, type[StoreError]] = {
@@ -60,7 +60,7 @@ def store_error(
         if code & 0xFF == sqlite3.SQLITE_CANTOPEN and file is not None:
             kind = _unopened(file.parent)
             if kind is StoreUnavailableError:
-                said = f"name a file that {_USER} may open, in a folder that is there"
+                said = f"name a file that {_USER} may open, in a folder that exists"
                 return kind(f"{name} cannot be opened; {said}")
     if kind is not None:
         return kind(f"{name}: {_WORDS[kind]} ({cause if is_sqlite else f'SQLSTATE {code}'})")

@@ -231,7 +231,7 @@ class SampleWriter:
             try:
                 self._send(*sent)
                 if self._is_store_failing:
-                    _log.warning("the store takes samples again")
+                    _log.warning("the store accepts samples again")
                 self._is_store_failing, self._last_failure = False, ""
                 return True
             except Exception as error:
@@ -334,7 +334,7 @@ def sample_to(
     try:
         store.check()
     except (StoreFullError, StoreCorruptError, StoreLockedError) as error:
-        _log.warning("no samples are stored until the store is mended: %s", describe_error(error))
+        _log.warning("no samples are stored until the store is repaired: %s", describe_error(error))
     writer = SampleWriter(sampler, store, rates=rates, privacy=privacy)
     writer.start()
     return writer

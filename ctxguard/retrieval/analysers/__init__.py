@@ -76,7 +76,7 @@ def analyser_of_index(name: str, given: Analyser | None) -> Analyser:
     if given is None or given.name != name:
         instead = "" if given is None else f", not {given.name!r}"
         raise ConfigurationError(
-            f"the index was built with the analyser {name!r}{instead}; give that one as "
+            f"the index was built with the analyser {name!r}{instead}; pass that analyser as "
             "`analyser`, or build the index again"
         )
     return given

@@ -251,7 +251,7 @@ class LegSearch(ABC):
             )
         length = float(np.linalg.norm(vector))
         if not 0.0 < length < np.inf:
-            message = f"the query's vector has length {length}, so no direction"
+            message = f"the query's vector has length {length}, so it has no direction"
             raise StageError(DENSE, message) if self.given is None else ConfigurationError(message)
         return vector / np.float32(length)
 
@@ -294,7 +294,8 @@ class Search(LegSearch):
         if allowed is not None and not np.isin(found.rows, allowed, assume_unique=True).all():
             raise FilterViolationError(
                 "filter",
-                "the search returned a passage that `where` excludes: a bug, please report it",
+                "the search returned a passage that `where` excludes: this is a bug, please report "
+                "it",
             )
         return found, failures
 

@@ -45,8 +45,8 @@ def unit_rows(vectors: Float32Array, passage_ids: Sequence[str]) -> Float32Array
     if broken.size:
         raise DataError(
             f"the embedder returned NaN or an infinity for {broken.size} of {len(vectors)} "
-            f"passages, first for passage {passage_ids[broken[0]]!r}; look at its text, or use "
-            "another embedder"
+            f"passages, first for passage {passage_ids[broken[0]]!r}; check that passage's text, "
+            "or use another embedder"
         )
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors / np.where(lengths > 0.0, lengths, 1.0), np.float32)

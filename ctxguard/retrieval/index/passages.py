@@ -94,7 +94,7 @@ def read_passages(passages: Iterable[Passage]) -> "tuple[PassageTable, BuildRepo
             kept[clean.passage_id] = None
     if repeated:
         raise DataError(
-            f"{len(repeated)} of {total} passages repeat the id of another, such as "
+            f"{len(repeated)} of {total} passages have the same id as another, such as "
             f"{repeated[0]!r}; give each passage a different id"
         )
     if not kept:

@@ -39,7 +39,7 @@ def unhandled_letters(texts: Iterable[str], analyser: Analyser) -> tuple[float, 
         else "give an analyser of your own to HybridRetriever.build"
     )
     return share, (
-        f"{share:.0%} of the letters are of scripts that the analyser {analyser.name!r} is not "
+        f"{share:.0%} of the letters are in scripts that the analyser {analyser.name!r} is not "
         f"made for ({', '.join(scripts)}), and lexical search finds few of their words; "
         f"{instead}"
     )

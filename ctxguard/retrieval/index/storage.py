@@ -199,7 +199,7 @@ def load(folder: Path) -> tuple[dict[str, Any], Path]:
         ) from error
     if unlisted:
         raise IndexFolderError(
-            f"{folder / generation / min(unlisted)} is not in {_MANIFEST}: it was put there since "
+            f"{folder / generation / min(unlisted)} is not in {_MANIFEST}: it has been added since "
             f"the index was saved; {_REBUILD}"
         )
     return manifest, folder / generation
@@ -211,14 +211,14 @@ def _read_manifest(folder: Path, *, any_version: bool = False) -> dict[str, Any]
         raise IndexFolderError(f"{folder} is not a folder; build an index with `ctxguard index`")
     if not file.is_file():
         raise IndexFolderError(
-            f"{folder} has no {_MANIFEST}: it is not an index, or only half of one; {_REBUILD}"
+            f"{folder} has no {_MANIFEST}: it is not an index, or an incomplete one; {_REBUILD}"
         )
     try:
         manifest = json.loads(read_regular(file, _MAX_MANIFEST_BYTES))
     except (ValueError, OSError, RecursionError) as error:
         raise IndexFolderError(f"{file} cannot be read ({error}); {_REBUILD}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise IndexFolderError(f"{file} was not written by ctxguard; save or load elsewhere")
+        raise IndexFolderError(f"{file} was not written by ctxguard; use another folder")
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION and not any_version:
         raise IndexFolderError(
@@ -237,6 +237,6 @@ def _check_file(file: Path, size: int, digest: str) -> None:
     with file.open("rb") as stream:
         if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
             raise IndexFolderError(
-                f"{file} was changed or damaged since it was saved: its sha256 is not the "
-                f"manifest's; {_REBUILD}"
+                f"{file} has been changed or damaged since it was saved: its SHA-256 does not "
+                f"match the manifest; {_REBUILD}"
             )

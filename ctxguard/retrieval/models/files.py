@@ -128,7 +128,7 @@ def kept(
     try:
         file = (cache_folder() / "models" if cache is None else cache) / f"{key}.npz"
     except ConfigurationError as error:
-        _log.warning("%s is not kept (%s); every start will make it again", key, error)
+        _log.warning("%s is not cached (%s); every start will make it again", key, error)
         return make()
     try:
         # Opened here, since a damaged archive would leave numpy's own handle open.
@@ -142,11 +142,11 @@ def kept(
         pass
     except Exception as error:
         # A damaged archive may raise anything.
-        _log.warning("%s is damaged and made again (%s)", file, type(error).__name__)
+        _log.warning("%s is damaged and will be made again (%s)", file, type(error).__name__)
     made = make()
     try:
         with atomic_write(file) as stream:
             np.savez(stream, allow_pickle=False, key=np.array(key), **made)
     except OSError as error:
-        _log.warning("%s was not kept (%s); every start will make it again", key, error)
+        _log.warning("%s could not be cached (%s); every start will make it again", key, error)
     return made
