@@ -85,12 +85,12 @@ class Explanation:
 
     @property
     def state(self) -> str:
-        """How far it got, in words."""
+        """How far the sample got, in words."""
         return state_in_words(self.stored, is_readable=self.record is not None)
 
     @property
     def is_in_shadow(self) -> bool:
-        """Whether it was served in shadow and the policy's decision is known."""
+        """Whether the request was served in shadow and the policy's decision is known."""
         return any(one.enforced for one in self.candidates)
 
     @property
@@ -139,7 +139,7 @@ class Explanation:
 def explain_sample(
     store: SampleStore, stored: StoredSample, profile: Profile | None
 ) -> Explanation:
-    """Gather everything the store knows about one sample.
+    """Collect everything the store knows about one sample.
 
     A profile decides again, which tells the reason of each drop.
     """
@@ -279,7 +279,7 @@ def candidates_of(
 
 
 def _reason(found: CandidateDecision | None) -> tuple[str | None, tuple[str, ...]]:
-    """Say why a candidate was not served, and at which settings it would have been kept."""
+    """Say why a candidate was not served, and which settings would have kept it."""
     if found is None:
         return None, ()
     if found.reason is None:

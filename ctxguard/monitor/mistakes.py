@@ -1,4 +1,4 @@
-"""The requests of a day whose answer-bearing passages the guard dropped, largest loss first.
+"""Finds a day's requests whose answer-bearing passages the guard dropped, largest loss first.
 
 Only passages among today's first k count as lost: no reader ever saw the others. Reads the store.
 """
@@ -30,7 +30,7 @@ MOST_READ = 200
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A request with relevant passages that today's first k hold and the policy dropped.
+    """A request with relevant passages among today's first k that the policy dropped.
 
     Attributes:
         query: The question; None where it is not stored.
@@ -127,7 +127,7 @@ def latest_mistakes(
 def _suspects(
     store: SampleStore, series: str, since: float, *, in_shadow: bool
 ) -> tuple[int, NDArray[np.int64]]:
-    """Count the judged requests of a day; list those that may have lost a passage, most first."""
+    """Count a day's judged requests; list those that may have lost passages, largest loss first."""
     labelled = [one.sample_id for one in store.picked_samples(series) if one.n_labels]
     n, ids, losses = 0, [np.empty(0, np.int64)], [np.empty(0)]
     for rows in store.judged_pages(series, since=since, until=since + DAY_SECONDS):
@@ -147,7 +147,7 @@ def _suspects(
 def _mistake(
     sample: GradedSample, labels: Sequence[LabelRow], profile: Profile | None, tops: tuple[int, int]
 ) -> list[Mistake]:
-    """Describe a request; empty if it dropped nothing known to be relevant.
+    """Describe a request; empty if no passage known to be relevant was dropped.
 
     ``tops`` are the highest grades of the judge and of people.
     """

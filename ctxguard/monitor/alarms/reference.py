@@ -1,4 +1,4 @@
-"""References for judged losses: the promise, its image on the judge's scale, or a baseline.
+"""Finds references for judged losses: the promise, its value on the judge's scale, or a baseline.
 
 A judge that errs finds losses where there are none, so its mean is above the true one even while
 a promise holds. Losses here are divided by their bound and lie in [0, 1]. Pure.
@@ -24,7 +24,7 @@ LEAST_GRADED = 50
 """Effective number of graded requests below which no promise is translated."""
 
 _LEAST_LOSSES = 5
-"""With fewer graded requests that have a loss, nothing shows how the judge sees a loss."""
+"""With fewer graded requests that have a loss, nothing shows how the judge grades a loss."""
 _CONFIDENCE = 0.95
 """Confidence of the one-sided upper limit. The margin counts as if one more request had been seen,
 with the largest loss: otherwise a rare error of the judge that no request has shown would be left
@@ -35,20 +35,20 @@ class ReferenceKind(StrEnum):
     """The reference that a loss is compared with. A closed set: it labels a metric."""
 
     PROMISE = "promise"
-    """The profile's own promise: the judge makes no errors."""
+    """The profile's own promise; for a judge that makes no errors."""
     CORRECTED = "corrected"
-    """The promise on the judge's scale, from requests that people graded too."""
+    """The promise on the judge's scale, found from requests that people graded too."""
     BASELINE = "baseline"
-    """The judge's own mean over the first requests: it says nothing about the promise."""
+    """The judge's own mean over the first requests; it says nothing about the promise."""
 
     @property
     def is_of_promise(self) -> bool:
-        """Whether an alarm against it means that a promise is broken."""
+        """Whether an alarm against this reference means that a promise is broken."""
         return self is not ReferenceKind.BASELINE
 
 
 def upper_limit(days: Days) -> float:
-    """Return the upper 95% limit of a judge's mean loss, from at least two days' grades.
+    """Return the upper 95% limit of a judge's mean loss, from grades of at least two days.
 
     By Student's t; the days' means may differ by more than their few losses explain, and then there
     are few degrees of freedom (Satterthwaite).
@@ -72,7 +72,7 @@ def upper_limit(days: Days) -> float:
 def corrected(
     human: FloatArray, judge: FloatArray, weights: FloatArray, promise: float
 ) -> tuple[float, int] | None:
-    """Translate a promised mean loss to the judge's scale, from requests that people also graded.
+    """Translate a promised mean loss to the judge's scale, using requests that people also graded.
 
     The regression of the judge's loss on people's, weighted, moves each request to the promised
     loss; the mean of the moved losses is the estimate. A request in which people found no loss

@@ -1,4 +1,4 @@
-"""The state of the alarms: every detector of a profile, and the alarms that are active.
+"""Holds the state of the alarms: every detector of a profile, and the active alarms.
 
 An alarm about a loss ends with another profile, or once the evidence that the mean loss is below
 its target is as strong as the alarm's was; an alarm about the monitor itself ends with its cause.
@@ -56,7 +56,7 @@ def _form() -> TypeAdapter[AlarmReport]:
 
 
 class AlarmState:
-    """The detectors and alarms of one profile: one thread changes them, any may read its report.
+    """The detectors and alarms of one profile; one thread changes them, any may read the report.
 
     Args:
         exact: Whether the judge never errs. Losses of an exact judge are compared with the promise;
@@ -92,7 +92,7 @@ class AlarmState:
         return self._report
 
     def correct(self, promise: PromisedLoss, target: float, n: int) -> None:
-        """From now on, also compare an erring judge with a promise on its own scale.
+        """From now on, also compare losses with a promise on the scale of a judge that errs.
 
         The evidence starts again where the target is not about the same as before. For target and
         n see ``reference.corrected``.
@@ -111,7 +111,7 @@ class AlarmState:
         self._report = replace(self._report, losses=tuple(by_key.values()))
 
     def add_day(self, rows: Rows, end_seconds: float) -> tuple[list[Alarm], list[Alarm]]:
-        """Add the judged losses of one whole day, of any route.
+        """Add one whole day's judged losses, of any route.
 
         The probability of being among them must not depend on a request's losses. Returns the
         alarms that this raises, and those that it ends.

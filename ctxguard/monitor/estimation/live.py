@@ -32,8 +32,8 @@ class Window(StrEnum):
     RECENT = "recent"
     """Requests answered in the last ``window_seconds``."""
     UP_TO_LABELS = "up_to_labels"
-    """The retained requests that an export of labels could have picked: judged before the last
-    export. Only for a judge that errs."""
+    """The retained requests that an export of labels could have picked, because they were judged
+    before the last export. Only for a judge that errs."""
     ALL_RETAINED = "all_retained"
     """All requests that the store has retained."""
 
@@ -65,7 +65,7 @@ class WindowPopulation:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The estimates and counts of one moment, from everything the store held then.
+    """The estimates and counts at one moment, from everything the store held then.
 
     Attributes:
         judge: The series of judgments that the report is about.
@@ -225,7 +225,7 @@ class Labels:
         return cls(rows, questions, model, model.of(rows, place % FOLDS))
 
     def folds_of(self, questions: NDArray[np.int64]) -> IntArray:
-        """Return the fold of each question, shape (n,); −1 for one that is not among these."""
+        """Return the fold of each question, shape (n,); −1 for unknown questions."""
         place = np.searchsorted(self.questions, questions)
         return np.where(np.isin(questions, self.questions), place % FOLDS, -1)
 
@@ -309,7 +309,7 @@ class _Judged:
 
 
 def _corrected(judged: _Judged, labels: Labels | None, min_n: int) -> Estimates:
-    """Estimate every metric from the judge's grades, corrected by labels of its requests.
+    """Estimate every metric from the judge's grades, corrected by people's labels.
 
     There is no estimate if the labels cannot stand for nearly all of its requests.
     """

@@ -23,11 +23,12 @@ GO_ON = 0.6
 """Probability of grading on below an irrelevant first passage."""
 SERVED_COIN = 0.35
 DROPPED_COINS = {True: 0.4, False: 0.12}
-"""Keyed by whether the judge calls the passage relevant."""
+"""Probability of a dropped passage's coin, keyed by whether the judge calls the passage
+relevant."""
 
 _RUN, _COIN = HashSampler("label run"), HashSampler("label coin")
 _AT_ONCE = 100
-"""Samples whose texts are in memory at once."""
+"""How many samples' texts are in memory at once."""
 _TRIES = 5
 
 
@@ -40,7 +41,7 @@ def to_label(
     whole: bool = False,
     dry_run: bool = False,
 ) -> list[GradedSample]:
-    """Return samples for people to grade: opened ones that still lack grades, then new ones.
+    """Return samples for people to grade: first opened ones that still lack grades, then new ones.
 
     New ones are drawn from all tenants, since the estimates are about all requests. Those of other
     tenants are not returned: they wait for their own call, which draws no others.
@@ -88,7 +89,7 @@ def _drawn(
 
 
 def _with_larger_coins(samples: Sequence[GradedSample], budget: float) -> list[GradedSample]:
-    """With all requests open, toss the coins again, all as likely as the budget allows.
+    """With all requests open, toss all coins again, as large as the budget allows.
 
     Equal coins tell more about policies that serve other passages than today's.
     """
@@ -117,7 +118,7 @@ def _opened(
 
 
 def _picked(sample: GradedSample, coins: Mapping[int, float]) -> Iterator[PickedPassage]:
-    """Open a request, and toss its coins; nothing if none of it is judged."""
+    """Open a request, and toss its coins; yield nothing if no passage of it is judged."""
     record = sample.record
     if not coins:
         return
@@ -150,7 +151,7 @@ def coins_of(sample: GradedSample, *, coin: float | None = None) -> dict[int, fl
 
 
 def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, int]:
-    """Count the grades and requests that people's labels cover.
+    """Count people's usable grades, and the requests that they cover.
 
     Returns:
         ``passages`` that were drawn and graded, ``requests`` whose grades are complete, those that

@@ -1,4 +1,4 @@
-"""The files for Prometheus and Grafana: rules, alerts, and dashboards.
+"""Holds the files for Prometheus and Grafana: rules, alerts, and dashboards.
 
 ``rules.yml`` and ``more_rules.yml`` are written by hand; ``dashboard.json`` and
 ``dashboard_all.json`` are made by the generator in ``tools/dashboard`` (``make dashboard``). All of

@@ -1,4 +1,4 @@
-"""One scrape over many worker processes, by prometheus-client's multiprocess mode.
+"""Merges many worker processes into one scrape, by prometheus-client's multiprocess mode.
 
 With ``PROMETHEUS_MULTIPROC_DIR`` in the environment before Python starts, each worker keeps its
 metrics in files of that folder, and any one process can serve their totals. Reads the environment
@@ -24,7 +24,7 @@ from ctxguard.errors import ConfigurationError
 _log = logging.getLogger(__name__)
 
 _MAX_FILE_BYTES = 64 * 2**20
-"""A worker's file holds a few hundred bytes per series."""
+"""The largest file to read; a worker's file holds a few hundred bytes per series."""
 
 _VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -103,7 +103,7 @@ class SafeMultiProcessCollector(Collector):
 
 
 def _merged(files: Sequence[Path]) -> list[Metric]:
-    """Add up the totals of some files; raise for one that is empty, damaged or irregular."""
+    """Add up the totals in some files; raise if one is empty, damaged or irregular."""
     for file in files:
         # A file may have been removed meanwhile.
         if file.exists():
@@ -123,7 +123,7 @@ def _check(file: Path) -> None:
 
 
 def _printable(sample: Any) -> Any:
-    """Escape lone surrogates in a sample's labels: one of them would stop the scrape."""
+    """Escape lone surrogates in a sample's labels, because a single one would stop the scrape."""
     return sample._replace(
         labels={
             name: value.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""A monitor's results as Prometheus metrics: counts, and estimates with intervals.
+"""Exports a monitor's results as Prometheus metrics: counts, and estimates with intervals.
 
 Counters are of the whole store since the series of the judge began, and never fall. The gauges
 ``ctxguard_estimate`` describe the whole store, corrected by human labels;
@@ -152,7 +152,7 @@ _LOSSES = (
 
 
 class MonitorCollector(Collector):
-    """Exports a monitor; a scrape shows its last report and reads no database.
+    """Exports a monitor's last report; a scrape reads no database.
 
     Args:
         registry: Where it is registered; None registers it nowhere. Registering a second monitor

@@ -1,4 +1,4 @@
-"""Serves /metrics with prometheus-client's pages, to clients that may be slow or numerous.
+"""Serves prometheus-client's pages at /metrics, even if clients are slow or numerous.
 
 prometheus-client's own server gives each client a thread for as long as it likes. Touches sockets
 and the monotonic clock, and runs threads.
@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 CALL_SECONDS = 30.0
 """Longest life of a connection; Prometheus gives up after 10 seconds unless told otherwise."""
 MOST_CONNECTIONS = 64
-"""Most connections at once; further ones are closed unanswered."""
+"""The most connections at once; further ones are closed without an answer."""
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):

@@ -1,4 +1,4 @@
-"""Judges without a model: one takes its grades from known labels, one leaves them to people.
+"""Judges without a model: one takes its grades from known labels, the other leaves them to people.
 
 Calls the given redactor; counts and logs unlabelled passages.
 """
@@ -144,7 +144,7 @@ class _Labels(NamedTuple):
     distractors: set[str]
 
     def says(self) -> tuple[dict[str, int], set[str]]:
-        """Return the labels other than plain "not relevant"."""
+        """Return the labels that say more than "not relevant"."""
         grades = {name: grade for name, grade in self.grades.items() if grade > 0}
         return grades, self.distractors - grades.keys()
 
@@ -167,7 +167,7 @@ def _pairs(labels: "ByQuestion[_T]") -> Iterable[tuple[str, _T]]:
 
 
 class PeopleAlone:
-    """Says nothing about any passage.
+    """A judge that gives no grades.
 
     Its grades are missing labels of grade 0, the same for every passage, so an estimate corrected
     by people's labels rests on these labels alone.
@@ -183,9 +183,9 @@ class PeopleAlone:
         query: str,  # noqa: ARG002 - the protocol's
         passages: Sequence[Passage],
     ) -> list[Judgment | None]:
-        """Return a missing label for each passage."""
+        """Return a missing grade for each passage."""
         return [Judgment(passage.passage_id, 0, judged=False) for passage in passages]
 
 
 PEOPLE_ALONE = f"{PeopleAlone.name} {PeopleAlone.version}"
-"""The series of requests that people grade without a judge."""
+"""The name of the series of requests that people grade without a judge."""

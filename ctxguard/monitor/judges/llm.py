@@ -1,4 +1,4 @@
-"""A language model as judge, behind any endpoint with the chat completions protocol.
+"""Uses a language model as judge, behind any endpoint that speaks chat completions.
 
 Each call has one passage. In a list, a grade depends on the other passages, so recall, which
 compares served passages with dropped ones, would be biased; one passage could influence another's

@@ -1,4 +1,4 @@
-"""The prompts by which a language model grades passages or writes questions, and its replies.
+"""Builds the prompts for a model that grades passages or writes questions; reads its replies.
 
 Replies are untrusted: a server may ignore the schema, and a grade that needs guessing is not
 valid. Pure.
@@ -79,7 +79,7 @@ def question_messages(text: str) -> list[dict[str, str]]:
 
 
 def prompt_digest(max_passage_chars: int, max_reply_tokens: int, temperature: float) -> str:
-    """Hash the settings that a grade depends on besides the model, to 12 hexadecimal digits.
+    """Hash the settings besides the model on which a grade depends, to 12 hexadecimal digits.
 
     >>> prompt_digest(8000, 256, 0.0) != prompt_digest(4000, 256, 0.0)
     True

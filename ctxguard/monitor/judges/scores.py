@@ -1,4 +1,4 @@
-"""Judges by the score of a cross-encoder or a reranker's server: relevant at a threshold or above.
+"""Judges passages by a cross-encoder's or reranker's score: relevant from a threshold up.
 
 Loads and runs a model, or touches the network.
 """
@@ -24,7 +24,7 @@ from ctxguard.retrieval.protocols import Reranker
 
 
 class ScoreJudge:
-    """Grades 1 if a model's score reaches ``min_score``, which is finite, else 0.
+    """Grades 1 if a model's score is at least ``min_score``, which is finite, else 0.
 
     Its grades repeat the model's errors, however many samples it grades. Check the model and the
     threshold against human labels, which also correct the estimates
@@ -61,7 +61,7 @@ class ScoreJudge:
 
 
 class RerankJudge(ScoreJudge):
-    """Judges by a reranker on another server; the guard's own reranker would judge itself.
+    """Judges by a reranker on another server; the guard's own would only judge itself.
 
     Args:
         url, model, protocol, key, max_calls_per_second: As for ``RerankClient``.
@@ -106,7 +106,7 @@ class RerankJudge(ScoreJudge):
 
 
 class CrossEncoderJudge(ScoreJudge):
-    """Grades 1 if a cross-encoder's logit reaches a threshold, else 0.
+    """Grades 1 if a cross-encoder's logit is at least a threshold, else 0.
 
     The guard's own reranker would agree with its own ranking, so it is refused: its weights are
     compared, whatever its name. A call of its ``ledger`` is one list of passages.

@@ -1,4 +1,4 @@
-"""The judging budget: its limits, and the probability with which samples are therefore judged.
+"""Keeps the judging budget: its limits, and the resulting probability of judging a sample.
 
 Whether a sample is judged is decided by a hash, at a probability set before the sample is read.
 That probability is part of the sample's own, so that the judged samples stand for the skipped ones.
@@ -51,7 +51,7 @@ NO_LIMITS = BudgetLimits()
 
 
 class JudgingBudget:
-    """The amount that judging has spent in one series, and what is left; for use by one thread.
+    """What judging has spent in one series, and what is left; for use by one thread.
 
     If the clock is set forward by a day, the next day's budget begins early; if it is set back by
     at most a day, the present period goes on.
@@ -74,10 +74,11 @@ class JudgingBudget:
         self._key = f"budget {series}"
         self._clock = clock
         self._spent: dict[str, tuple[int, float, float]] = {}
-        """The number since the epoch of the present hour and day, and the calls and cost in it."""
+        """The current hour and day, numbered from the epoch, with the calls and the cost in
+        each."""
         self._samples = 0
         self._totals = (0.0, 0.0)
-        """The calls and the cost of these."""
+        """The calls and the cost in these."""
         self._measured: tuple[float, int] | None = None
         self._arriving_per_second = 0.0
         self._waiting = 0
@@ -85,7 +86,7 @@ class JudgingBudget:
 
     @property
     def kept(self) -> dict[str, str]:
-        """Its values, by key, as the store keeps them."""
+        """The budget's values, by key, as the store keeps them."""
         return {self._key: json.dumps(self._spent)} if self._spent else {}
 
     def refresh(self) -> float:
@@ -117,7 +118,7 @@ class JudgingBudget:
         return probability
 
     def allows(self, calls: float) -> bool:
-        """Whether the calls that the next sample may take keep within the limits."""
+        """Whether the calls for the next sample would stay within the limits."""
         self._begin_periods()
         return all(
             self._spent[kind][1 + _CALLS] + calls <= limit

@@ -16,17 +16,17 @@ from ctxguard.measure.betting import Evidence
 PER_DAY = 5
 """Samples of a series that become canaries each day."""
 TOLERATED = 0.02
-"""Share of its grades by which a judge may change without counting as changed."""
+"""The share of grades that may change without the judge counting as changed."""
 CHANGED = 2e3
-"""The evidence at which a judge counts as changed: an unchanged judge reaches it after at least
-this many canaries (400 days) on average."""
+"""The evidence at which a judge counts as changed; an unchanged judge takes at least this many
+canaries (400 days) on average to reach it."""
 
 _STAKES = np.array([0.5, 1.0, 1.9])
 """Below 1 / (0.5 + TOLERATED), so that no canary can take all the wealth."""
 
 
 def excess(first: Sequence[bool], *later: Sequence[bool]) -> float:
-    """Compare the first grades on some passages with two later ones on the same.
+    """Compare the first grades on some passages with two later ones on the same passages.
 
     Returns:
         The share of passages on which the first is the odd one out, less half of that on which one
@@ -109,7 +109,7 @@ _FORM = TypeAdapter(Canaries)
 
 
 def read_canaries(text: str | None) -> Canaries:
-    """Read ``to_json``'s output; start afresh if there is none, or if it cannot be read."""
+    """Read ``to_json``'s output; start afresh if it is missing or cannot be read."""
     try:
         return _FORM.validate_json(text or "{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The counts of judging: their names and labels, and the tokens among them. Pure."""
+"""Defines the counts of judging: their names and labels, and the tokens among them. Pure."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -14,13 +14,13 @@ class JudgingOutcome(StrEnum):
 
     JUDGED = "judged"
     INCOMPLETE = "incomplete"
-    """A passage got no grade, or the judge knows nothing of the question: no figure uses it."""
+    """A passage got no grade, or the judge knows nothing about the question; no figure uses it."""
     SKIPPED = "skipped"
     """Not judged, at random, to keep within the budget."""
     UNREADABLE = "unreadable"
-    """It was written by another release, or is damaged."""
+    """The sample was written by another release, or is damaged."""
     JUDGE_FAILED = "judge_failed"
-    """The judge could not be called; the sample waits for another try."""
+    """The judge could not be called; the sample waits for another attempt."""
 
 
 LABELS = {
@@ -36,16 +36,16 @@ LABELS = {
     "judge_tokens": ("direction",),
     "judge_cost": (),
 }
-"""Every exported count, with its labels besides the judge."""
+"""Every exported count, with its labels other than the judge."""
 
 MISMATCHED = "mismatched_samples"
-"""A count for the table alone: serving processes export the flags of all their answers."""
+"""A count only for the table: serving processes export the flags of all their answers."""
 JUDGE_CHANGED = "judge_changed"
-"""A count for reports alone: above 0 once canaries have shown that the judge has changed."""
+"""A count only for reports: above 0 once canaries have shown that the judge has changed."""
 
 
 def tokens_by_mode(counts: Counts) -> dict[Mode, TokenAccount]:
-    """Return the tokens of all requests in each mode, from counts."""
+    """Return the tokens of all requests in each mode, taken from counts."""
     keys = {mode: TokenAccount().counts(mode) for mode in Mode}
     return {
         mode: TokenAccount(*[round(counts.get(key, 0.0)) for key in of_mode])

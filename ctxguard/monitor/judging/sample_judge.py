@@ -29,10 +29,10 @@ from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import Counts, Finished, SampleStore, State
 
 PassageLookup = Callable[[str], Passage]
-"""Returns the passage of an id; raises if there is none."""
+"""Returns the passage with an id; raises if there is none."""
 
 CALLS_IN_VAIN = 20
-"""After this many calls without any valid grade, a judge is asked no more."""
+"""After this many calls without a valid grade, a judge is not asked any more."""
 _DAY_SECONDS = 86_400.0
 _LOOK_SECONDS = 60.0
 """How often the store is asked for labelled samples while none is due."""
@@ -118,7 +118,7 @@ class SampleJudge:
         grades: Mapping[str, Judgment] = _NOTHING,
         known: Mapping[str, Judgment] = _NOTHING,
     ) -> Finished:
-        """Make the result of a sample from its grades; ``known`` are those it had before."""
+        """Make a sample's result from its grades; ``known`` are those it had before."""
         sample = GradedSample(sample_id, record, {}, grades)
         wanted = dict.fromkeys([record.passage_ids[each] for each in record.to_judge(grades)])
         n_failed = len(wanted.keys() - grades.keys())
@@ -139,11 +139,11 @@ class SampleJudge:
         positions: Sequence[int],
         known: Mapping[str, Judgment] = _NOTHING,
     ) -> dict[str, Judgment]:
-        """Grade some candidates of a sample; the valid grades by passage id, known ones too."""
+        """Grade some candidates of a sample; return valid grades by passage id, also known ones."""
         return {**known, **(self._graded(record, positions, known) or {})}
 
     def counts(self) -> Counts:
-        """Return the accounts of the judge as counts; empty for one that keeps none."""
+        """Return the judge's accounts as counts; empty for a judge that keeps none."""
         if self.ledger is None:
             return {}
         accounts = self.ledger.accounts()
@@ -157,7 +157,7 @@ class SampleJudge:
         return counts if accounts.cost is None else {**counts, ("judge_cost",): accounts.cost}
 
     def _passage(self, record: SampleRecord, position: int) -> Passage | None:
-        """Return a passage as the judge reads it, looked up where its text is not stored.
+        """Return a passage as the judge reads it; look it up if its text is not stored.
 
         None if the judge needs the text, and it is lost or the request's filter forbids it.
         """
@@ -180,7 +180,7 @@ class SampleJudge:
     def _graded(
         self, record: SampleRecord, positions: Sequence[int], known: Mapping[str, Judgment]
     ) -> dict[str, Judgment] | None:
-        """Ask for the grades that are not known, and return the valid ones by passage id.
+        """Ask for the unknown grades, and return the valid ones by passage id.
 
         None where the query is not stored, or the judge knows nothing of it.
         """
@@ -211,7 +211,7 @@ class SampleJudge:
         return found
 
     def _rejected(self, record: SampleRecord) -> tuple[tuple[str, str, str], ...]:
-        """List replies that were not a grade; they may quote a passage whose text is not stored."""
+        """List replies that are not grades; they may quote passages whose text is not stored."""
         taken = () if self.ledger is None else self.ledger.take_rejected()
         stored = {passage.passage_id for passage in record.passages.values() if passage.text}
         return tuple(
@@ -260,7 +260,7 @@ class JudgingAgain:
         self._of_day = HashSampler("canary", series)
 
     def due(self, limit: int) -> list[tuple[int, bool]]:
-        """Choose at most ``limit`` samples to judge again now: ids, and which are canaries.
+        """Choose at most ``limit`` samples to judge again now; return ids, and which are canaries.
 
         In random order, so that those that are judged stand for those that are not yet.
         """

@@ -36,12 +36,12 @@ _AGAIN_SECONDS = 30.0
 _FAILURES_OF_AN_OUTAGE = 5
 """Consecutive samples on which the judge fails: fewer may be the samples' own fault."""
 _ROUND_SECONDS = (60.0, 3_600.0)
-"""Seconds between two rounds of asking about failures: the first wait, and the longest."""
+"""Seconds between two rounds of asking about failures: the first and the longest wait."""
 
 MAX_HELD = 100
-"""Results that wait for one transaction."""
+"""The most results that wait for one transaction."""
 HELD_SECONDS = 0.25
-"""Seconds between two of these, at least: a transaction takes a few milliseconds."""
+"""The least seconds between two of these; a transaction takes a few milliseconds."""
 
 _NOTHING: Counts = {}
 
@@ -53,9 +53,9 @@ class _Waiting:
     sample_id: int
     record: SampleRecord
     probability: float
-    """With which it was sampled and taken up for judging."""
+    """The probability with which it was sampled and taken up for judging."""
     known: Mapping[str, Judgment] | None = None
-    """The grades that it has already; None for one that was never judged."""
+    """The grades that it already has; None if it was never judged."""
 
 
 class JudgingWorker:
@@ -101,19 +101,19 @@ class JudgingWorker:
         self._round_at = time.monotonic()
         self._round_seconds = _ROUND_SECONDS[0]
         self._suspects: list[_Waiting] = []
-        """The judge failed on these of a step: it may be down."""
+        """The samples of a step on which the judge failed: it may be down."""
         self._n_failures = self._n_answers = 0
-        """Since the judge answered last, and answers in this step."""
+        """Failures since the judge last answered, and answers in this step."""
         self.why = ""
         self._n_judged = {"fresh": 0, "again": 0}
-        """Passages judged of fresh samples and of those judged again."""
+        """The passages judged, of fresh samples and of those judged again."""
         self._is_idle = True
         self.failing = False
         self.outcomes = Counter[JudgingOutcome]()
         self.errors = 0
 
     def step(self, limit: int) -> int:
-        """Judge up to ``limit`` waiting samples, after judging up to as many graded ones again.
+        """Judge up to ``limit`` waiting samples, after rejudging up to as many graded ones.
 
         Returns how many were finished, as ``Monitor.step`` does. A JudgeError where the judge has
         given no valid grade so far; the samples wait.
@@ -156,7 +156,7 @@ class JudgingWorker:
         return 1.0 if self._budget is None else self._budget.refresh()
 
     def _judge_again(self, limit: int) -> int:
-        """Judge graded samples again where due; return how many.
+        """Judge graded samples again if they are due; return how many.
 
         Fresh samples get as much of a budget: labels are of no use without requests to estimate.
         """
@@ -211,7 +211,7 @@ class JudgingWorker:
                 return
 
     def _take_up(self, sample_id: int, record: SampleRecord | DataError) -> bool:
-        """Judge or skip one fresh sample; False if no other should be taken up now."""
+        """Judge or skip one fresh sample; return False if no other should be taken up now."""
         probability = self._probability()
         if probability <= 0.0:
             return False
@@ -225,7 +225,7 @@ class JudgingWorker:
         return self._process(_Waiting(sample_id, record, record.probability * probability))
 
     def _process(self, sample: _Waiting) -> bool:
-        """Judge one sample; False if the budget has no room for it, or the judge is down."""
+        """Judge one sample; return False if the budget has no room or the judge is down."""
         record, known = sample.record, sample.known or {}
         most = max(len(record.to_judge()) - len(known), 0)
         if self._budget is not None and not self._budget.allows(most):
@@ -254,7 +254,7 @@ class JudgingWorker:
         return True
 
     def _add(self, sample: _Waiting, found: Finished) -> None:
-        """Add a sample's result to those written next."""
+        """Add a sample's result to those that are written next."""
         record = sample.record
         counts = {} if sample.known is not None else dict(_of_request(record))
         if sample.known is None and Flag.PROFILE_MISMATCH.value in record.flags:
@@ -263,7 +263,7 @@ class JudgingWorker:
         self._finish(found, record.route, counts)
 
     def _finish(self, finished: Finished, route: str, counts: Counts = _NOTHING) -> None:
-        """Hold a result until it is written with others, or write it."""
+        """Hold a result until it is written with others, or write it now."""
         counts = {("judged_samples", route, finished.state): 1, **finished.counts, **counts}
         self._held.append(replace(finished, counts=counts))
         is_late = time.monotonic() >= self._written_at + HELD_SECONDS
@@ -272,8 +272,7 @@ class JudgingWorker:
 
     @contextmanager
     def _paid(self, kind: str) -> Iterator[None]:
-        """Count the judged passages, even of a sample on which the judge failed: they were paid
-        for."""
+        """Count judged passages, even if the judge failed on the sample: they were paid for."""
         before = self._judge.n_judged
         try:
             yield
@@ -337,7 +336,7 @@ class JudgingWorker:
                 self.outcomes[JudgingOutcome(one.state)] += 1
 
     def _give_up(self, sample_id: int, refusal: Exception) -> None:
-        """Leave out a sample whose result cannot be stored."""
+        """Give up a sample whose result cannot be stored."""
         self.errors += 1
         why = describe_error(refusal)
         _log.warning("the result of sample %d could not be stored: %s", sample_id, why)

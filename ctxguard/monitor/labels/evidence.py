@@ -39,7 +39,7 @@ _NO_GRADE = Judgment("", 0, judged=False)
 
 
 class Scale(NamedTuple):
-    """The worth of grades: the utilities, and the highest grades of the judge and of people."""
+    """What grades are worth: the utilities, and the highest grades of the judge and of people."""
 
     utilities: Utilities
     max_grade: int
@@ -129,7 +129,7 @@ def with_first(rows: Rows, record: SampleRecord, k: int) -> Rows:
 
 
 def _question_number(record: SampleRecord) -> int:
-    """Number the question, ignoring case and spaces; without text, number the request."""
+    """Hash the question to a number, ignoring case and spaces; without text, hash the request."""
     text = record.request_id if record.query is None else " ".join(record.query.casefold().split())
     return hash_number(text)
 

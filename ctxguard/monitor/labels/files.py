@@ -1,4 +1,4 @@
-"""Files in which people label passages (JSONL or CSV).
+"""Reads and writes the files in which people label passages (JSONL or CSV).
 
 One row is one passage of one request. The rows of a request are together, in the order of grading;
 requests are in random order, as not all may be graded. The judge's grades are not in it. Reads and
@@ -40,10 +40,10 @@ _REWRITTEN = re.compile(
     r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[^a-z]*\d|(true|false)\s*\Z",
     re.IGNORECASE,
 )
-"""Text that begins with a letter and that a spreadsheet reads as a date or a boolean."""
+"""Text beginning with a letter that spreadsheets read as a date or a boolean."""
 
 _DECIMALS = re.compile(r",0+\s*\Z")
-"""The decimals of 2.0 as spreadsheets in many countries write it: 2,0."""
+"""The decimals of 2.0, which spreadsheets in many countries write as 2,0."""
 
 _NEEDED = ("request_id", "passage_id", "grade")
 _TABLES = {".csv", ".tsv", ".txt"}
@@ -57,7 +57,7 @@ _MOST_CELL_CHARS = 32_000
 
 @dataclass(frozen=True, slots=True)
 class RowToLabel:
-    """One passage to grade.
+    """A passage to grade.
 
     Attributes:
         when: ``ALWAYS``, or a condition on the passages above it in its request
@@ -107,8 +107,7 @@ def in_file_order(question: float, request_id: str) -> tuple[float, float]:
 
 
 def number_of(record: SampleRecord) -> float:
-    """Return a number of a request's question, uniform in [0, 1); the request's own if no text is
-    kept."""
+    """Hash a request's question to [0, 1), uniformly; the request itself if no text is kept."""
     return _ORDER.uniform(f"\0{record.request_id}" if record.query is None else record.query)
 
 
@@ -128,7 +127,7 @@ def write_label_file(path: Path, rows: Iterable[RowToLabel]) -> None:
 
 
 def _cell(column: str, value: str | None) -> str:
-    """Write a cell that no spreadsheet reads as a formula; ``_content`` undoes it for ids."""
+    """Write a cell so that no spreadsheet reads a formula; ``_content`` undoes this for ids."""
     text = value or ""
     if column in ("request_id", "passage_id"):
         text = _FORMULA.sub("'", text)

@@ -1,4 +1,4 @@
-"""The page that tells people how to grade a file of passages. Pure.
+"""Writes the page that tells people how to grade a file of passages. Pure.
 
 The grades mean what they mean to the language model that judges (``judges.prompt``), or the two
 could not be compared.
@@ -28,7 +28,7 @@ NEGATIVES = {
     Negative.DISTRACTOR: "would lead to a wrong answer: it answers the query wrongly, or for "
     "another case without saying so (last year's rule, given as the present one)",
 }
-"""The ways in which a passage of grade 0 may also mislead."""
+"""The ways in which a passage of grade 0 may mislead as well."""
 
 EXAMPLE_QUERY = "How much vacation do new employees get?"
 
@@ -107,6 +107,6 @@ and in UTF-8). Then:
 
 
 def example(meaning: str) -> str:
-    """Return an example passage of that meaning for ``EXAMPLE_QUERY``; empty if there is none."""
+    """Return a passage that shows this meaning for ``EXAMPLE_QUERY``; empty if there is none."""
     found = [example for text, example in _EXAMPLES.items() if meaning.startswith(text)]
     return found[0] if found else ""

@@ -1,4 +1,4 @@
-"""People's labels on sampled passages: which passages they grade, and their grades.
+"""Handles people's labels on sampled passages: which passages they grade, and their grades.
 
 Human labels correct the judge, so people grade a random part of the judged passages. Pure.
 """
@@ -20,7 +20,7 @@ IF_NONE_ABOVE = "if all above are 0"
 def human_grades(
     labels: Iterable[tuple[int, LabelRow]],
 ) -> dict[int, tuple[dict[str, Judgment], int]]:
-    """Merge the labels that were not taken back into one grade of each passage.
+    """Merge the labels that were not withdrawn into one grade for each passage.
 
     Args:
         labels: Pairs of sample id and label, as ``SampleStore.labels`` gives them.
@@ -47,7 +47,7 @@ def human_grades(
 
 
 def adjudicated(labels: Sequence[LabelRow]) -> tuple[Judgment, bool]:
-    """Merge the labels of one passage, at least one, none of them taken back.
+    """Merge one passage's labels, of which there is at least one and none is withdrawn.
 
     Of several labels by one annotator, the latest counts; of several annotators' grades, the lower
     median. A passage of grade 0 misleads as the latest label says that says how.
@@ -71,7 +71,7 @@ def adjudicated(labels: Sequence[LabelRow]) -> tuple[Judgment, bool]:
 
 
 def standing(labels: Iterable[tuple[int, LabelRow]]) -> list[tuple[int, LabelRow]]:
-    """Drop labels that were taken back; keep pairs of sample id and label in their order.
+    """Drop withdrawn labels; keep the order of the pairs of sample id and label.
 
     >>> ann = LabelRow("r", "a", 3, None, "ann", 1.0)
     >>> standing([(7, ann), (7, LabelRow("r", "a", None, None, "ann", 2.0))])

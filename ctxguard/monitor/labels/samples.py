@@ -1,4 +1,4 @@
-"""Samples for people to grade: candidates, people's grades so far, and the judge's.
+"""Reads samples for people to grade: candidates, people's grades so far, and the judge's.
 
 The same passage of the same question is graded once, however many requests asked it. Two requests
 of one draw and one file share the grade of a passage whose id, title and text are the same. Another
@@ -17,16 +17,16 @@ from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, PickedPassage, SampleStore
 
 _MOST_OVER = 1.25
-"""Grades asked for earlier may exceed a budget by this."""
+"""How far grades that were asked for earlier may exceed a budget."""
 _LIKELY = {False: 0.2, True: 0.8}
-"""About how likely a passage is to be relevant, by whether the judge calls it so."""
+"""Roughly how likely a passage is to be relevant, by whether the judge says it is."""
 
 _Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GradedSample:
-    """One judged sample, graded by people in part, wholly or not at all.
+    """One judged sample, which people have graded wholly, in part or not at all.
 
     Attributes:
         people: The grades of people so far, by passage id.
@@ -193,7 +193,7 @@ def repeats(store: SampleStore, labels: Sequence[LabelRow]) -> list[LabelRow]:
 
 
 def _draw(sample: GradedSample) -> tuple[object, ...]:
-    """Return the draw that asked about a sample first, and for which file."""
+    """Return the draw that first asked about a sample, and for which file."""
     return (sample.picked[0].pick_id, sample.picked[0].asked) if sample.picked else (0, None)
 
 

@@ -1,4 +1,4 @@
-"""Finds ids in a graded file that spreadsheets rewrote, or people mistyped. Reads the store."""
+"""Finds ids in a graded file that spreadsheets rewrote or people mistyped. Reads the store."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -16,11 +16,11 @@ _DAY_FIRST = re.compile(rf"(\d{{1,4}})[-/., ]*({_MONTH})", re.IGNORECASE)
 _NUMBERS = re.compile(r"\d{1,4}(?:[-/.]\d{1,4}){1,2}")
 _SIMILAR = 0.8
 _MOST_SUGGESTED = 100
-"""The most unknown ids for which the nearest known id is sought."""
+"""The most unknown ids for which the nearest known id is searched."""
 
 
 def check_ids(store: SampleStore, rows: Iterable[LabelRow], path: Path) -> None:
-    """Refuse the labels of a file if some of its ids were changed.
+    """Refuse a file's labels if some of its ids were changed.
 
     A request whose text was deleted accepts any passage, since its passages are unknown; one that
     the store does not know, and that resembles none that was picked, may be too old.
@@ -94,7 +94,7 @@ def _as_number(name: str) -> set[float]:
 
 
 def _as_dates(name: str) -> set[tuple[int, int]]:
-    """Return the pairs of month and day, or of month and year, that a string may be.
+    """Return the pairs of month and day, or of month and year, that a string may mean.
 
     A spreadsheet turns an id such as ``5-12`` into ``12-May`` or ``May-12``, by its country; of
     numbers alone any from 1 to 12 may be the month.

@@ -1,4 +1,4 @@
-"""Redaction: secrets removed from a text before it is written.
+"""Removes secrets from a text before it is written.
 
 ``redactor`` applies the rules and fails closed; ``patterns`` has the rules for personal data,
 ``keys`` those for keys, tokens and passwords.

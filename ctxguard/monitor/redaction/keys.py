@@ -24,7 +24,7 @@ _DIGIT = re.compile(r"[0-9]")
 
 
 def _changes(run: str) -> int:
-    """Count changes of class from one character to the next: capital, small, or digit.
+    """Count changes of class (capital, small, digit) from one character to the next.
 
     A small letter after a capital does not count. In a random run of base 64 it is 42% of the
     characters; in base 16, 47%; in words joined to one name or path, under 20%.
@@ -59,7 +59,7 @@ _LEAST_SIGNS = 4
 
 
 def _prefixed(match: re.Match[str]) -> str:
-    """Leave words after a prefix, as in ``sk-learn-contributors``."""
+    """Keep words after a prefix, as in ``sk-learn-contributors``."""
     signs = _changes(match["rest"]) + len(_DIGIT.findall(match["rest"]))
     return _PLACEHOLDER if signs >= _LEAST_SIGNS else match[0]
 
@@ -84,7 +84,7 @@ _HOOK = re.compile(
 
 
 def _hook(match: re.Match[str]) -> str:
-    """Leave an address made only of words, such as a manual's."""
+    """Keep an address made only of words, such as one in a manual."""
     return _named_key(match) if _changes(match["rest"]) >= _LEAST_SIGNS - 2 else match[0]
 
 

@@ -1,4 +1,4 @@
-"""Rules for secrets: one rule for each form, linear in the length of the text.
+"""Holds the rules that find secrets, one for each form, linear in the length of the text.
 
 Linear by construction: an unbounded repeat is possessive, covers one class of characters, and
 either nothing after it can fail, or it can begin only where a run of its class begins. So each
@@ -121,7 +121,7 @@ def is_card(digits: str) -> bool:
 
 
 def _cards(match: re.Match[str]) -> str:
-    """Replace cards in a run of digits and separators: 4-4-4-4, 4-6-5, or in one group."""
+    """Replace card numbers in a run of digits and separators: 4-4-4-4, 4-6-5, or one group."""
     run = match[0]
     groups = [(*found.span(), _plain_digits(found[0])) for found in _DIGITS.finditer(run)]
     pieces, written, index = [], 0, 0
@@ -230,7 +230,7 @@ _IP = re.compile(
     rf"(?:{_QUAD}|[0-9a-f]{{0,4}}(?![\w:])))"
 )
 _NOBODYS = {"0", "127", "255"}
-"""The first numbers of addresses that are no device's: none at all, this one, masks."""
+"""First numbers of addresses that belong to no device: unspecified, loopback, masks."""
 # A version has four numbers too; a word before it says so, or is a product's name.
 _VERSIONED = re.compile(
     r"(?i:(?<!\w)v|version|(?<!\w)(?:ver|release|firmware|section|chapter|clause|figure|fig\.|table"

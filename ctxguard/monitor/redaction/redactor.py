@@ -17,7 +17,7 @@ from ctxguard.monitor.redaction.keys import KEY_RULES
 from ctxguard.monitor.redaction.patterns import PERSONAL_RULES, Kind, Rule
 
 Redactor = Callable[[str], str]
-"""Returns its text without secrets. If it raises, the sample is lost."""
+"""Returns a text without its secrets. If it raises, the sample is lost."""
 
 RULES = (*KEY_RULES, *PERSONAL_RULES)
 
@@ -122,7 +122,7 @@ def _whole_keys(text: str) -> str:
 
 
 def redacted(text: str, redactor: Redactor | None) -> str:
-    """Apply a redactor, if there is one, to a text; fail closed, with a RedactionError.
+    """Apply a redactor, if there is one, to a text; fail closed with a RedactionError.
 
     >>> redacted("a secret", lambda text: text.replace("secret", "[key]"))
     'a [key]'
@@ -145,11 +145,11 @@ def redacted(text: str, redactor: Redactor | None) -> str:
 
 
 _redactions: dict[tuple[Redactor, bytes], str | None] = {}
-"""Redacted texts by redactor and hash of the text; None for a text left unchanged."""
+"""Redacted texts by redactor and hash of the text; None if the text is unchanged."""
 
 
 def redacted_once(text: str, redactor: Redactor | None) -> str:
-    """Redact a passage's text as ``redacted`` does, once for each, because passages recur."""
+    """Redact a passage's text as ``redacted`` does, but only once, because passages recur."""
     if redactor is None:
         return text
     # Redaction takes half a millisecond for a thousand characters, a hash a microsecond. Only
