@@ -1,4 +1,4 @@
-"""The monitor: has stored samples judged, and estimates the quality of live traffic.
+"""Monitors: has stored samples judged, and estimates the quality of live traffic.
 
 It runs beside the request path, usually in a process of its own (``ctxguard monitor``). One monitor
 owns a store; others wait for it to end. Judging may be slow or fail without any effect on requests.
@@ -46,12 +46,12 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_WINDOW_SECONDS = 3600.0
 MOST_UNJUDGED = 2_000
-"""Samples that one call lets people grade without a judge."""
+"""How many samples one call lets people grade without a judge."""
 _STEP_LIMIT = 100
 _FIRST_LIMIT = 10
-"""Samples per step at first: the others wait while a slow judge works on one."""
+"""How many samples a step judges at first: the others wait while a slow judge works on one."""
 _QUICK_SECONDS = 0.5
-"""A judge that finishes a step in less time is given more at once."""
+"""A judge that finishes a step in less time is given more samples at once."""
 _LONGEST_WAIT_SECONDS = 60.0
 
 
@@ -155,7 +155,7 @@ class Monitor:
 
     @property
     def alarms(self) -> AlarmState | None:
-        """The alarms and which of them are active; None without alarms."""
+        """The alarms, and which of them are active; None without alarms."""
         return None if self._alarms is None else self._alarms.state
 
     def own(self) -> bool:
@@ -196,7 +196,7 @@ class Monitor:
         return f"the judge failed ({self._worker.why})"
 
     def report(self) -> Report:
-        """Report on this moment; the owner takes in people's new grades first."""
+        """Report on the current state; the owner first takes in people's new grades."""
         if self.own():
             self._update_graded()
         return self._report()
@@ -216,7 +216,7 @@ class Monitor:
 
     @property
     def errors(self) -> int:
-        """Steps and reports of this process that failed, and results that the store refused."""
+        """How many steps and reports of this process failed, and results the store refused."""
         return self._errors + self._worker.errors
 
     def maintain(self) -> Report:
@@ -241,7 +241,7 @@ class Monitor:
         return self._report()
 
     def _follow_profile(self) -> None:
-        """Switch to the profile that the file holds now, if it has changed."""
+        """Switch to the profile now in the file, if it has changed."""
         path, alarms = self._path, self._alarms
         if path is None or alarms is None:
             return
@@ -278,7 +278,7 @@ class Monitor:
         self._thread.start()
 
     def stop(self, timeout_seconds: float = 5.0) -> bool:
-        """End the background thread after the sample in hand.
+        """End the background thread after the current sample.
 
         Returns:
             Whether it ended in time; a judge that hangs is left behind on its daemon thread.
@@ -293,7 +293,7 @@ class Monitor:
     def _run(
         self, stopping: threading.Event, interval_seconds: float, refresh_seconds: float
     ) -> None:
-        """Judge, and call ``maintain`` now and then, until stopped."""
+        """Judge, and call ``maintain`` from time to time, until stopped."""
         refresh_at, failures, limit = 0.0, 0, _FIRST_LIMIT
         is_failing = is_waiting = False
         while not stopping.is_set():
@@ -355,7 +355,7 @@ def let_people_grade(store: SampleStore, most: int = MOST_UNJUDGED) -> None:
 
 
 def _next_limit(limit: int, n_finished: int, seconds: float) -> int:
-    """Choose how many to judge next: more while the judge is quick, few when it is slow.
+    """Choose how many samples to judge next: more if the judge is quick, few if it is slow.
 
     >>> _next_limit(10, 10, 0.01), _next_limit(80, 80, 0.1), _next_limit(80, 80, 3.0)
     (20, 100, 10)

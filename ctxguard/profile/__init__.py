@@ -1,1 +1,1 @@
-"""The profile: the file that calibration writes and the guard loads."""
+"""Defines the profile: the file that calibration writes and the guard loads."""

@@ -19,9 +19,9 @@ applies beyond this share, flagged.
 """
 
 _OF_THE_CORPUS = {"corpus_size", "corpus_digest"}
-"""Entries of a fingerprint that change with any change of the corpus."""
+"""Entries of a fingerprint that change whenever the corpus does."""
 _PROBED = {reranker_probe.FINGERPRINT_KEY: "reranker", reranker_probe.RETRIEVER_KEY: "retriever"}
-"""Models by the entry of a fingerprint that holds their scores of the probe texts."""
+"""Models, by the fingerprint entry that holds their scores of the probe texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class SystemComparison:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """Everything that differs or cannot be compared; strict mode refuses any of it."""
+        """Everything that differs or cannot be compared; in strict mode any of it is refused."""
         return self.mismatches + self.reservations
 
 

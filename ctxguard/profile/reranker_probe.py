@@ -1,4 +1,4 @@
-"""A few fixed texts whose scores distinguish rerankers, or embedders.
+"""Distinguishes rerankers, or embedders, by their scores of a few fixed texts.
 
 A model's name on a server stays the same when its weights, its precision, the length at which it
 cuts documents or the scale of its scores change. So calibration keeps the reranker's scores of
@@ -35,7 +35,7 @@ _PRECISION = 1e-9
 
 
 def _long(*, sentences: int, last: str) -> str:
-    """Make a document whose only answer is its last sentence."""
+    """Make a document that holds the answer only in its last sentence."""
     filler = [
         f"Section {at} of the service log records that pump {at * 7 % 31} was inspected, that its "
         f"seal number {at * 13 % 97} was in order and that the pressure was not changed."

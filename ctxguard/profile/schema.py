@@ -1,4 +1,4 @@
-"""The profile: the decisions of a calibration, their evidence, and the system they apply to.
+"""Defines the profile: a calibration's decisions, their evidence, and the system they apply to.
 
 One frozen JSON file (DESIGN.md §6); its JSON Schema is committed as ``profile.schema.json``
 beside this module. Reading one executes nothing and needs no library but pydantic. Reads and writes
@@ -35,9 +35,10 @@ WIDEST_BOUND = 0.5
 """A certificate that allows a larger loss of recall promises nothing."""
 
 _MAX_PROFILE_BYTES = 4 * 2**20
-"""Many times what calibration writes."""
+"""The largest profile to read, many times as large as calibration writes."""
 _MOST_ERRORS = 100
-"""With more, only their number is reported: to describe errors takes longer than to find them."""
+"""With more errors, only their number is reported: describing them takes longer than finding
+them."""
 
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -60,7 +61,7 @@ AnyPolicy = Annotated[RatioPolicy | ExpectedUtilityPolicy, Field(discriminator="
 
 
 class Frozen(BaseModel):
-    """A record of a file: frozen, with known fields and finite numbers only."""
+    """A record in a file: frozen, with only known fields and finite numbers."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
@@ -136,7 +137,7 @@ class Certificate(Frozen):
 
 
 class RouteVerdict(Frozen):
-    """Whether labels show that a route's policy may be served.
+    """States whether labels show that a route's policy may be served.
 
     ``enforce``: it is safe, and a gain is shown. ``shadow``: not shown to be safe; it decides and
     is recorded, and the first ``serving_k`` passages are served. ``keep``: no gain is shown, or the
@@ -198,7 +199,7 @@ class RouteVerdict(Frozen):
 
     @property
     def gains(self) -> tuple[str, ...]:
-        """The gains over today's that a policy is shown to have, in words."""
+        """The gains over today's context that a policy is shown to have, in words."""
         tokens, recall, udcg = (
             each or Interval.undefined() for each in (self.tokens, self.recall, self.udcg)
         )
@@ -358,7 +359,7 @@ class AssessorProfile(Frozen):
 
     @property
     def statement(self) -> str:
-        """The gain from asking, and the reason if the answers are not applied."""
+        """The gain from asking, and why the answers are not applied if they are not."""
         words = f"{self.decision}: {self.name} has d′ {self.model.distance:.2f} beside P"
         gain, verdict = self.gain, self.verdict
         if gain is None or gain.value is None or gain.lower is None or verdict is None:
@@ -481,13 +482,13 @@ class Profile(Frozen):
 
     @property
     def verdict(self) -> RouteVerdict | None:
-        """The verdict on the route that answers while every stage works."""
+        """The verdict on the route that answers if every stage works."""
         main = next((route for route in Route if route in self.routes), None)
         return None if main is None else self.routes[main].verdict
 
     @property
     def unverified(self) -> bool:
-        """Whether nothing identifies the system it was calibrated on."""
+        """Whether nothing identifies the system that the profile was calibrated on."""
         return not self.fingerprint
 
     def to_json(self) -> str:
@@ -496,7 +497,7 @@ class Profile(Frozen):
         return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def safe(self) -> "Profile":
-        """Return the profile of each route's safe policy, for when a certificate fails.
+        """Return the profile with each route's safe policy, to be used if a certificate fails.
 
         Nothing is certified, and evidence that belongs to the former policies is left out.
 
@@ -594,7 +595,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _whole_number(digits: str) -> int:
-    """Read an integer of at most 64 bits, as later arithmetic has no more."""
+    """Read an integer of at most 64 bits, because later arithmetic has no more."""
     number = int(digits)
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{digits:.40} has over 64 bits")

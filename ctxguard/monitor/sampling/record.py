@@ -1,4 +1,4 @@
-"""The record of a sampled request, as judging, labelling and calibration need it.
+"""Defines the record of a sampled request, with what judging, labelling and calibration require.
 
 The passages to judge are chosen when the record is made, and the rates are kept with it: only the
 chosen passages need their texts, and inclusion probabilities stay correct when settings change.
@@ -57,14 +57,14 @@ class TokenAccount(NamedTuple):
 
     kept: int = 0
     dropped_in_assembly: int = 0
-    """Tokens of passages that assembly left out, and of the part it cut off."""
+    """Tokens of passages that assembly left out, and of the parts it cut off."""
     dropped_by_policy: int = 0
     today: int = 0
     """Tokens that the retriever would serve without a guard."""
 
     @property
     def in_words(self) -> str:
-        """Give the numbers of tokens kept, retrieved, and served today."""
+        """Say how many tokens are kept, retrieved, and served today."""
         retrieved = self.kept + self.dropped_in_assembly + self.dropped_by_policy
         return f"about {self.kept:,} kept of {retrieved:,} retrieved; today's: {self.today:,}"
 
@@ -172,7 +172,7 @@ class SampleRecord:
     copies: Mapping[int, int] = field(default_factory=dict)
 
     def passage(self, position: int) -> Passage:
-        """Return the passage at a position; without title and text where they were not stored."""
+        """Return the passage at a position, without title and text if they were not stored."""
         passage = self.passages.get(position)
         return Passage(self.passage_ids[position], "") if passage is None else passage
 
@@ -182,7 +182,7 @@ class SampleRecord:
         return None if judgment is None else judgment.grade
 
     def has_hit(self, grades: Mapping[str, Judgment]) -> bool:
-        """Return whether a served passage is, or may be, relevant according to ``grades``.
+        """Return whether a served passage is or may be relevant, according to ``grades``.
 
         It may be while it has no grade: whole pools are judged once it is certain that none is.
         """
@@ -195,7 +195,7 @@ class SampleRecord:
         return is_all or self.full_pool or (self.full_pool_if_no_hit and not has_hit)
 
     def to_judge(self, grades: Mapping[str, Judgment] | None = None) -> tuple[int, ...]:
-        """Return the positions that are judged: the served ones by rank, then others, best first.
+        """Return the judged positions: the served ones by rank, then the others, best first.
 
         ``grades`` holds those of the served passages, as far as they are known; None returns all
         positions that may be judged, whatever these are.
@@ -220,7 +220,7 @@ class SampleRecord:
         return tuple(sorted((*self.served, *self.dropped)))[:k]
 
     def judges_first(self, k: int) -> bool:
-        """Tell whether the first k of the pool are all judged, whatever was served.
+        """Return whether the first k of the pool are all judged, whatever was served.
 
         Pools that are judged because nothing relevant was served would make a loss look larger.
         """
@@ -228,7 +228,7 @@ class SampleRecord:
         return self.full_pool or self.rates.dropped_rate == 1.0 or is_chosen
 
     def ranking(self) -> Ranking:
-        """Return the candidates as the retriever returned them, to decide on again."""
+        """Return the candidates as the retriever returned them, for another decision."""
         return Ranking(
             passage_ids=self.passage_ids,
             scores=tuple(self.scores.astype(np.float64).tolist()),
@@ -322,7 +322,7 @@ _rates = lru_cache(JudgingRates)
 
 
 def _checked(record: SampleRecord) -> SampleRecord:
-    """Refuse a record that contradicts itself, which would fail whenever it is judged."""
+    """Refuse a record that contradicts itself, because judging it would always fail."""
     n = len(record.passage_ids)
     positions = (*record.served, *record.dropped, *record.sampled, *record.passages)
     positions += (*record.copies, *record.copies.values())
@@ -442,7 +442,7 @@ def _token_account(context: Context, readable: Mapping[int, Passage]) -> TokenAc
 def _pool(
     context: Context, copies: Mapping[int, int]
 ) -> tuple[dict[int, Passage], tuple[int, ...]]:
-    """Return the served passages by position, best first, and the pool's other positions.
+    """Return the served passages by position, best first, and the other positions of the pool.
 
     Best first is the decision's order, also where assembly puts the best at both ends; where the
     bare retriever's passages were served (shadow, off) it is the retriever's. Candidates that
@@ -511,7 +511,7 @@ class Privacy:
                 raise ConfigurationError(f"{name} {given!r} must be one of {get_args(Kept)}")
 
     def apply(self, record: SampleRecord) -> SampleRecord:
-        """Reduce the record to the parts that may be stored.
+        """Remove the parts of the record that may not be stored.
 
         Raises:
             RedactionError: the redactor failed, or returned something other than text.
@@ -551,7 +551,7 @@ DEFAULT_PRIVACY = Privacy()
 
 
 def as_written(passage: Passage) -> Passage:
-    """Cut the passage to the stored part: id and title as rendered, and the start of the text."""
+    """Cut the passage to what is stored: id and title as rendered, and the start of the text."""
     return Passage(
         f"{passage.passage_id}",
         passage.text[:MOST_TEXT_CHARS],
@@ -560,7 +560,7 @@ def as_written(passage: Passage) -> Passage:
 
 
 def _finite(scores: Sequence[float | None]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Convert scores to float32, with NaN for garbage and values out of range."""
+    """Convert scores to float32, with NaN for invalid or out-of-range values."""
     with np.errstate(over="ignore"):
         values = np.array(scores, dtype=np.float64).astype(np.float32)
     values[~np.isfinite(values)] = np.nan

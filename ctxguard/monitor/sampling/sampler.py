@@ -36,7 +36,7 @@ _HOURS_KEPT = 48
 
 Sampled = tuple["Context", float, float]
 """The answer to a sampled request, by reference, so that nothing is copied on the request path; π,
-the probability with which it was sampled, 0.0 for one added by hand, which enters no estimate; and
+the probability with which it was sampled (0.0 for one added by hand, which enters no estimate); and
 when it was answered, in seconds since the epoch."""
 
 
@@ -45,9 +45,9 @@ class LostReason(StrEnum):
 
     QUEUE_FULL = "queue_full"
     CLOSED = "closed"
-    """Still waiting when the process ended, or offered later."""
+    """The sample was still waiting when the process ended, or was offered later."""
     UNREADABLE = "unreadable"
-    """A passage or a score raised when it was read."""
+    """Reading a passage or a score raised an error."""
     REDACTION_FAILED = "redaction_failed"
     """The redactor raised, so that nothing was written."""
     STORE_FAILED = "store_failed"
@@ -56,7 +56,7 @@ class LostReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Counts of the samples of one or many processes, each counting its own.
+    """Counts of samples, from one process or summed over many.
 
     Attributes:
         pending: Those in the memory of processes.
@@ -70,7 +70,7 @@ class Accounts:
 
     @property
     def unaccounted(self) -> int:
-        """Samples that processes held when they were killed; 0 for a living process.
+        """Samples that processes held when they were killed; 0 while a process lives.
 
         Negative if some are counted twice.
 
@@ -81,7 +81,7 @@ class Accounts:
 
 
 class HashSampler:
-    """Selects texts at random, by a hash of each, independently of every other text.
+    """Selects texts at random, by a hash of each, independently of all other texts.
 
     Selections for different purposes are independent; another seed selects other texts.
 
@@ -252,11 +252,11 @@ class Sampler:
         self._lock = threading.Lock()
         self._offered, self._refused, self._late = Tally(), Tally(), Tally()
         self._hours: dict[float, Tally] = {}
-        """Offered samples by hour: losses are not spread over all hours alike."""
+        """Offered samples by hour, because losses are not spread evenly over hours."""
         self._lost = dict.fromkeys(LostReason, 0)
 
     def draw(self, request_id: str, /) -> float:
-        """Return the probability with which the request was selected; 0.0 if it was not.
+        """Return the probability of selection if the request was selected, else 0.0.
 
         Call this before anything is known of the answer.
 
@@ -303,7 +303,7 @@ class Sampler:
             self._lost[reason] += n
 
     def close(self) -> None:
-        """Refuse further samples; those still waiting are counted as lost."""
+        """Refuse further samples, and count those still waiting as lost."""
         self._closed = True
         self.lose(len(self.drain(self.capacity * 2)), LostReason.CLOSED)
 
@@ -327,12 +327,12 @@ class Sampler:
 
     @property
     def waiting(self) -> int:
-        """How many samples are in the queue."""
+        """The number of samples in the queue."""
         return len(self._queue)
 
 
 class Cap:
-    """A rate that falls when requests arrive faster than a cap on samples a second allows.
+    """A sampling rate that falls when requests arrive too fast for a cap on samples per second.
 
     Each second begins at the rate that would have suited the one before, and the rate halves
     whenever half of the second's remaining samples are taken. It depends on earlier requests only,

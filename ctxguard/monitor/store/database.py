@@ -1,4 +1,4 @@
-"""The store that functions act on: its transactions, and the steps that they share.
+"""Holds the store on which functions act: its transactions, and the steps that they share.
 
 Connections never cross a fork, and transactions wait a bounded time. If someone has moved away
 SQLite's file, the next transaction begins a new one. Touches the database and the clock, and logs.
@@ -36,7 +36,7 @@ _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticErr
 _MOST_VALUES = 1_000
 """Values in one statement, below every database's limit on parameters."""
 _inherited: list[object] = []
-"""A parent's connections, never closed in the child: closing would end the parent's."""
+"""A parent's connections, never closed in a child: that would end the parent's too."""
 
 
 class Store:
@@ -82,7 +82,7 @@ class Store:
         return store
 
     def check(self) -> None:
-        """Raise the error of ``open`` if the store cannot be used at present."""
+        """Raise the same error as ``open`` if the store cannot be used at present."""
         with self.transaction(writes=False):
             pass
 
@@ -100,7 +100,7 @@ class Store:
         return self.url.render_as_string(hide_password=True)
 
     def _reset_after_fork(self) -> None:
-        """Connect anew when next used; in a forked child, leave the parent's connections alone."""
+        """Reconnect at the next use; in a forked child, leave the parent's connections alone."""
         if (engine := getattr(self, "_engine", None)) is not None:
             _inherited.append(engine)
         if (former := getattr(self, "_ownership", None)) is not None:
@@ -121,7 +121,7 @@ class Store:
 
     @contextmanager
     def transaction(self, *, writes: bool) -> Iterator[sa.Connection]:
-        """Run the block in one transaction: all that it writes is stored, or nothing.
+        """Run the block in one transaction: everything it writes is stored, or nothing.
 
         The database's errors are raised as the store's.
         """
@@ -157,7 +157,7 @@ class Store:
         self._ownership.release()
 
     def close(self) -> None:
-        """Close the connections, and own it no longer; the next use opens new ones."""
+        """Close the connections, and give up ownership; the next use opens new connections."""
         self._ownership.release()
         with self._opening:
             self._dispose()
@@ -171,7 +171,7 @@ class Store:
             self._engine.dispose()
 
     def _current(self) -> sa.Engine:
-        """Return the engine; a new one if there is none, or if its file has been replaced.
+        """Return the engine, or a new one if there is none or its file has been replaced.
 
         Someone may have moved a damaged file away: what is written to that would be lost.
         """
@@ -207,7 +207,7 @@ class Transaction:
         self._series: dict[str, int] = {}
 
     def lock_writers(self, table: sa.Table) -> None:
-        """Exclude other writers, for a transaction that reads before it inserts."""
+        """Exclude other writers, because the transaction reads before it inserts."""
         # On SQLite a writing transaction excludes all others.
         if not self.is_sqlite:
             self.execute(sa.text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
@@ -244,7 +244,7 @@ class Transaction:
         return list(self.execute(query).scalars())
 
     def raw_rows(self, query: sa.Select[Any]) -> Sequence[Any]:
-        """Return the driver's own rows: a million take SQLAlchemy longer than the query."""
+        """Return the driver's own rows: for a million, SQLAlchemy takes longer than the query."""
         if self.is_sqlite:
             cursor: Any = self.execute(query).cursor
         else:
@@ -259,7 +259,7 @@ class Transaction:
     def rows_with(
         self, query: sa.Select[Any], column: sa.ColumnElement[Any], values: Iterable[Any] | None
     ) -> Iterator[sa.Row[Any]]:
-        """Return the rows of a query in which a column has one of many values, or all rows."""
+        """Return the rows of a query whose column has one of many values, or all rows."""
         if values is None:
             yield from self.execute(query)
         else:
@@ -267,11 +267,11 @@ class Transaction:
                 yield from self.execute(query.where(column.in_(some)))
 
     def by_sample(self, query: sa.Select[tuple[int, T]], sample_ids: Iterable[int]) -> dict[int, T]:
-        """Return the second column of a query by the first, the sample, which is one of many."""
+        """Return a query's second column by its first, the sample id, for many samples."""
         return dict(map(tuple, self.rows_with(query, query.selected_columns[0], sample_ids)))
 
     def series_id(self, series: str) -> int:
-        """Return the id of a series; -1, which no row has, for one that has not begun."""
+        """Return the id of a series, or -1, which no row has, if it has not begun."""
         if series not in self._series:
             table = schema.series.c
             found = self.execute(sa.select(table.series_id).where(table.name == series)).scalar()
@@ -286,13 +286,13 @@ class Transaction:
         return self.execute(sa.select(table.value).where(table.key == key)).scalar() or None
 
     def set_state(self, key: str, value: str) -> None:
-        """Save a value for this monitor and later ones."""
+        """Save a value for this monitor and for later ones."""
         self.replace(schema.state, [{"key": key, "value": value}])
 
 
 @contextmanager
 def snapshot(store: Store) -> Iterator[None]:
-    """Make this thread's reads of a store in the block one transaction, which sees one moment."""
+    """Run all of this thread's reads in the block in one transaction, which sees one moment."""
     with store.transaction(writes=False) as connection:
         store.of_thread.reading = Transaction(store, connection)
         try:
@@ -302,14 +302,14 @@ def snapshot(store: Store) -> Iterator[None]:
 
 
 def reads(function: Callable[Concatenate[Transaction, P], T]) -> Callable[Concatenate[Store, P], T]:
-    """Turn a function of a transaction into one of a store, in a reading transaction."""
+    """Turn a function of a transaction into one of a store, which reads in one transaction."""
     return _of_store(function, writes=False)
 
 
 def writes(
     function: Callable[Concatenate[Transaction, P], T],
 ) -> Callable[Concatenate[Store, P], T]:
-    """Do the same in a writing transaction: all of it is stored, or nothing."""
+    """Do the same with a writing transaction: everything is stored, or nothing."""
     return _of_store(function, writes=True)
 
 

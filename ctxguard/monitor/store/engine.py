@@ -26,16 +26,15 @@ BUSY_SECONDS = 5.0
 _JOURNAL_BYTES = 16 * 2**20
 """Size to which SQLite's log is truncated after a burst."""
 _LOOK_SECONDS = (0.0005, 0.003)
-"""Seconds between two attempts when others block SQLite."""
+"""Seconds between two attempts while others block SQLite."""
 _CREATION_LOCK = 7_243_118
-"""An arbitrary lock number, shared by processes that create the tables in one PostgreSQL
-database."""
+"""An arbitrary lock number that all processes creating tables in a PostgreSQL database share."""
 
 _URLS = "write sqlite:///path/to/samples.db, without options, or postgresql://user@host/database"
 
 
 def read_url(url: str) -> sa.URL:
-    """Parse the URL of a store; a ConfigurationError for one that cannot be used."""
+    """Parse the URL of a store; raise a ConfigurationError if it cannot be used."""
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError as error:
@@ -50,7 +49,7 @@ def read_url(url: str) -> sa.URL:
 
 
 def database_file(url: sa.URL) -> Path | None:
-    """Return the file of a SQLite database; None for others, and in memory."""
+    """Return the file of a SQLite database; None for other databases, or one in memory."""
     name = url.database or ""
     is_file = url.get_backend_name() == "sqlite" and name not in ("", ":memory:")
     return Path(name) if is_file else None
@@ -112,7 +111,7 @@ def open_engine(url: sa.URL, name: str) -> tuple[sa.Engine, tuple[int, int] | No
 
 
 def begin(connection: sa.Connection, *, writes: bool) -> None:
-    """Begin a transaction, or bound its waits for locks.
+    """Begin a transaction, or limit its waits for locks.
 
     On SQLite one that writes holds the write lock from the start, so that it never has to be
     repeated.
@@ -132,7 +131,7 @@ def begin(connection: sa.Connection, *, writes: bool) -> None:
 
 
 def _has_tables(connection: sa.Connection, name: str) -> bool:
-    """Tell whether a store exists; a StoreSchemaError for one that this release cannot use."""
+    """Return whether a store exists; raise a StoreSchemaError if this release cannot use it."""
     found = set(sa.inspect(connection).get_table_names())
     tables = metadata.tables.keys()
     if not (found if connection.dialect.name == "sqlite" else found & tables):
@@ -174,7 +173,7 @@ def _prepare(connection: sqlite3.Connection, _: object) -> None:
 
 
 def _persist(engine: sa.Engine) -> None:
-    """Set up the file's own settings: how it returns space, and its write-ahead log."""
+    """Apply the settings kept in the file: how it returns space, and its write-ahead log."""
 
     def choose() -> None:
         with closing(engine.raw_connection()) as connection:

@@ -1,4 +1,4 @@
-"""Turns a database's errors into the store's, which say how to fix them and never hold data.
+"""Converts a database's errors to the store's, which say how to fix them and never hold data.
 
 Looks at the disk, and at the process's user.
 """
@@ -33,7 +33,7 @@ _WORDS = {
     StoreUnavailableError: "the disk failed (see the system's log), or the file is on a network "
     "share (use a local disk)",
 }
-"""The fault, and how to mend it."""
+"""The fault, and how to fix it."""
 _KIND_OF: dict[int | str, type[StoreError]] = {
     **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE), StoreFullError),
     **dict.fromkeys(_BUSY, StoreLockedError),
@@ -51,7 +51,7 @@ _KIND_OF: dict[int | str, type[StoreError]] = {
 def store_error(
     error: sa.exc.DBAPIError | sqlite3.Error, name: str, file: Path | None
 ) -> StoreError | None:
-    """Turn a database's error into one of the store ``name``; None if the program is at fault."""
+    """Convert a database's error to one of the store ``name``; None if the program is at fault."""
     cause: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     code, is_sqlite = _code_of(cause), isinstance(cause, sqlite3.Error)
     kind = _KIND_OF.get(code)
@@ -81,12 +81,12 @@ def is_busy(error: BaseException) -> bool:
 
 
 def _code_of(error: BaseException | None) -> Any:
-    """Return SQLite's extended result code, or a SQLSTATE; empty without one."""
+    """Return SQLite's extended result code or a SQLSTATE; empty if there is none."""
     return getattr(error, "sqlite_errorcode", None) or getattr(error, "sqlstate", None) or ""
 
 
 def _unopened(folder: Path) -> type[StoreError]:
-    """Say why SQLite cannot open a file of a folder, or make one there."""
+    """Say why SQLite cannot open or create a file in a folder."""
     if not folder.is_dir():
         return StoreUnavailableError
     if not os.access(folder, os.W_OK):

@@ -1,4 +1,4 @@
-"""The judges' results on samples, with counts, grades, and rows for estimates.
+"""Stores the judges' results on samples, with counts, grades, and rows for estimates.
 
 A result is stored once, with what it counts. Grades are kept as JSON beside the text that they may
 quote, rows as blocks that outlive it. Touches the database and the clock, and logs.
@@ -32,19 +32,19 @@ _JSON = TypeAdapter(list[Judgment])
 _UNFINISHED = (State.PENDING.value, State.INCOMPLETE.value)
 _NOTHING: Mapping[Any, Any] = {}
 _OF_SAMPLE = ("sample_id", "time_seconds", "first_pick")
-"""Columns of a row that its block leaves to the table."""
+"""Columns of a row that are in the table and not in its block."""
 COLUMNS = (
     _judged.sample_id,
     _judged.time_seconds,
     sa.func.coalesce(_judged.first_pick, NO_PICK),
     _judged.block,
 )
-"""What ``rows_of`` reads."""
+"""The columns that ``rows_of`` reads."""
 
 
 @reads
 def series(db: Transaction) -> list[str]:
-    """Return every series of judgments, in the order in which they began."""
+    """Return all series of judgments, in the order in which they began."""
     table = schema.series.c
     return db.scalars(sa.select(table.name).order_by(table.series_id))
 
@@ -56,7 +56,7 @@ def finish(
     counts: Counts = _NOTHING,
     values: Mapping[str, str] = _NOTHING,
 ) -> dict[int, Exception]:
-    """Store the results of samples, each independently of the others, with their counts.
+    """Store the results of samples with their counts, each independently of the others.
 
     One transaction for all of them, or one for each where something in them cannot be stored.
     Samples that are finished already stay as they are, unless a call of the judge had failed, and
@@ -182,7 +182,7 @@ def _begun(db: Transaction, series: str) -> int:
 
 @reads
 def failed(db: Transaction, series: str) -> list[int]:
-    """Return the samples that a series judged first, and on which calls of the judge failed.
+    """Return the samples that a series judged first and on which calls of the judge failed.
 
     Only those whose text is kept, oldest first: the judge can be asked about them again.
     """
@@ -294,7 +294,7 @@ def _page(
 
 
 def rows_of(db: Transaction, found: Sequence[Any]) -> Rows:
-    """Make rows from the values of ``COLUMNS``.
+    """Make rows from values of ``COLUMNS``.
 
     Each stands for those of its hour that were lost: its probability is multiplied by the share of
     them that was stored.

@@ -1,4 +1,4 @@
-"""The passages people are asked to grade, their labels, and the rows that include their grades.
+"""Stores which passages people are asked to grade, their labels, and the rows with their grades.
 
 Labels belong to a request, and so to every sample of that request. Touches the database, and
 ``graded`` the clock.
@@ -34,14 +34,14 @@ _grades = schema.grades.c
 _HAS_TEXT = sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id)
 
 _SCALE = "labels.top_grade"
-"""The state's key for the highest grade of people's scale."""
+"""The key, in the state, of the highest grade on people's scale."""
 
 
 @writes
 def add_labels(
     db: Transaction, rows: Sequence[LabelRow], top_grade: int | None = None
 ) -> tuple[int, int, list[str]]:
-    """Add labels of sampled requests, except those that repeat the annotator's last one.
+    """Add labels of sampled requests, except those that repeat an annotator's last one.
 
     Readers decide which of several labels of a passage counts.
 
@@ -123,7 +123,7 @@ def labels(db: Transaction, sample_ids: Sequence[int] | None = None) -> list[tup
 
 
 def known_requests(db: Transaction, request_ids: Iterable[str]) -> set[str]:
-    """Return the requests among these that have a sample."""
+    """Return those of these requests that have a sample."""
     column = _samples.request_id
     return {row.request_id for row in db.rows_with(sa.select(column), column, request_ids)}
 
@@ -185,7 +185,7 @@ def save_pick(
 
 @writes
 def ask_for_labels(db: Transaction, sample_ids: Sequence[int], tenant: str) -> None:
-    """Record whose tenant's file first asks people to grade picked samples.
+    """Record for which tenant a file first asks people to grade picked samples.
 
     The tenant is empty for a file of all.
     """
@@ -201,7 +201,7 @@ def ask_for_labels(db: Transaction, sample_ids: Sequence[int], tenant: str) -> N
 def picked(
     db: Transaction, series: str | None, sample_ids: Sequence[int] | None = None
 ) -> dict[int, list[PickedPassage]]:
-    """Read the passages people are asked about by sample, in the order of draws.
+    """Read the passages that people are asked about, by sample, in the order of draws.
 
     Args:
         series: The series whose judged samples were drawn from; None for any.
@@ -244,7 +244,7 @@ def picked_samples(db: Transaction, series: str) -> list[PickedSample]:
 
 @reads
 def to_grade(db: Transaction, series: str) -> dict[int, int]:
-    """Return the newest label of each judged sample with labels that its rows in the series lack.
+    """Return each judged sample with labels that its rows in the series lack, and its newest label.
 
     Samples that another series judged first count once this series has judged them.
     """
@@ -323,7 +323,7 @@ def graded(db: Transaction, series: str) -> Rows:
 
 
 def draws_of(db: Transaction, series: str, graded: Collection[int] = ()) -> frozenset[int]:
-    """Return the draws whose graded samples stand for all that they could have taken.
+    """Return the draws whose graded samples stand for all samples that they could have taken.
 
     A draw from what another series judged counts as far as the samples were judged again. People
     grade the samples of a file in random order, so those that they got to stand for the

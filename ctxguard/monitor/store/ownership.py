@@ -1,4 +1,4 @@
-"""The lock that makes one monitor the owner of a store, while others wait for it.
+"""Holds the lock that makes one monitor the owner of a store while others wait.
 
 On SQLite it is a lock on a file beside the database. On PostgreSQL it is an advisory lock of a
 transaction that stays open, on a connection of its own: behind a pooler that lends the server's
@@ -21,7 +21,7 @@ from ctxguard.errors import StoreReadOnlyError
 from ctxguard.monitor.store import errors as faults
 
 _LOCK = 7_243_119
-"""An arbitrary number; with the samples table's, it names the lock of one store of a database."""
+"""An arbitrary number that, with the samples table's, names the lock of one store in a database."""
 _CHECK_SECONDS = 5.0
 """Seconds between uses of the connection that holds the lock, which show that it still exists."""
 _TRY = sa.text(

@@ -1,4 +1,4 @@
-"""The sample store, as writers, the monitor, people and exports use it.
+"""Gathers the sample store's functions for writers, the monitor, people and exports.
 
 Each entry is described where it is defined, grouped by who uses it. Each is one transaction, unless
 its docstring says otherwise, and may be called from any thread of any process. Errors and logs
@@ -10,7 +10,7 @@ from ctxguard.monitor.store.database import Store, Transaction, reads, snapshot,
 
 
 class SampleStore(Store):
-    """Samples, their judgments, and people's labels of them.
+    """Stores samples, their judgments, and people's labels of them.
 
     On a fault of the database every method raises a ``StoreError`` that says how to mend it. Once
     it is mended the store goes on: there is room again, or a damaged file was moved away.

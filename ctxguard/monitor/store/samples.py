@@ -1,4 +1,4 @@
-"""Samples from their writers to their end: stored with the writers' counts, waiting, deleted.
+"""Stores samples with their writers' counts, keeps them waiting for the judge, and deletes them.
 
 A writer's report is added in the transaction that stores its samples. Samples that a process held
 at its last report are pending in that hour and the next, then unaccounted for: a living process
@@ -51,7 +51,7 @@ _BATCH_BYTES = 2 * 2**20
 _VACUUM_PAGES = 256
 _FREE_PAGES = sa.text("PRAGMA freelist_count")
 _PAUSE_SECONDS = 0.002
-"""Seconds between transactions that delete: long enough for a waiting writer's turn."""
+"""Seconds between transactions that delete: long enough for a waiting writer to take its turn."""
 
 _accounts = schema.accounts.c
 _samples = schema.samples.c
@@ -65,7 +65,7 @@ _OF_RECORD = ("request_id", "time_seconds", "probability", "label_order")
 
 @writes
 def append(db: Transaction, worker_id: str, batch: Batch) -> bool:
-    """Store samples together with their writer's counts: all of it or nothing.
+    """Store samples together with their writer's counts, all or nothing.
 
     A worker is one process, for as long as it lives. Returns False where the store held the batch
     already.
@@ -137,7 +137,7 @@ def accounts(db: Transaction, *, worker_id: str | None = None) -> Accounts:
 
 
 def stored_shares(db: Transaction) -> dict[float, float]:
-    """Return the share of each hour's samples that was stored, where it is below 1."""
+    """Return the share of each hour's samples that was stored, if it is below 1."""
     held = sa.func.sum(_pending(db))
     sampled, stored = sa.func.sum(_accounts.sampled), sa.func.sum(_accounts.stored)
     query = sa.select(_accounts.hour, sampled, stored, held).group_by(_accounts.hour)
@@ -152,7 +152,7 @@ def stored_shares(db: Transaction) -> dict[float, float]:
 def shares_at(
     shares: Mapping[float, float], time_seconds: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the share that was stored at the times of some requests, of the same shape.
+    """Return the share stored at the times of some requests, in the same shape.
 
     >>> shares_at({1: 0.5}, np.array([0.0, 3600.0, 7199.0, 7200.0])).tolist()
     [1.0, 0.5, 0.5, 1.0]
@@ -163,7 +163,7 @@ def shares_at(
 
 @writes
 def fold_accounts(db: Transaction) -> int:
-    """Merge the processes' rows of each hour two days old; return how many were merged."""
+    """Merge the processes' rows for each hour two days old; return how many were merged."""
     oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _SINGLE_HOURS
     old = sa.delete(schema.accounts).where(_accounts.hour < oldest, _accounts.worker_id != _ALL)
     rows = db.execute(old.returning(_accounts.hour, *_COUNTED)).all()
@@ -186,7 +186,7 @@ def _pending(db: Transaction) -> sa.ColumnElement[int]:
 
 @reads
 def waiting(db: Transaction, limit: int) -> dict[int, SampleRecord | DataError]:
-    """Return the at most ``limit`` ≥ 1 samples that have waited longest for a judge.
+    """Return the samples that have waited longest for a judge, at most ``limit`` ≥ 1.
 
     By sample, its record, or why it cannot be read.
     """
@@ -200,7 +200,7 @@ def waiting(db: Transaction, limit: int) -> dict[int, SampleRecord | DataError]:
 
 @reads
 def records(db: Transaction, sample_ids: Sequence[int]) -> dict[int, SampleRecord]:
-    """Return the records of those samples whose text was kept and can be read."""
+    """Return the records of the samples whose text was kept and can be read."""
     found = {}
     for sample_id, one in _records_or_errors(db, sample_ids).items():
         if isinstance(one, DataError):
@@ -234,7 +234,7 @@ def states(db: Transaction) -> dict[State, int]:
 
 @reads
 def oldest_waiting(db: Transaction) -> float | None:
-    """Return the answer time of the oldest request waiting for its judge; None without one.
+    """Return when the oldest request that waits for its judge was answered; None without one.
 
     Samples wait in about the order of their times, so only the first of them are looked at.
     """
@@ -303,7 +303,7 @@ def _stored_sample(row: sa.Row[Any]) -> StoredSample:
 
 
 def clean(store: Store) -> tuple[int, int]:
-    """Delete samples over the limits, oldest first, in many short transactions.
+    """Delete samples beyond the limits, oldest first, in many short transactions.
 
     A SQLite file then shrinks. PostgreSQL's own vacuum frees its space. A StoreFullError where
     the disk is full: deleting needs space too.
@@ -346,7 +346,7 @@ def _take_turn(store: Store, work: Callable[[Transaction], T]) -> T:
 
 
 def _expire_some(db: Transaction, oldest_seconds: float) -> int:
-    """Delete some of the samples from before a time; return how many."""
+    """Delete some of the samples that are older than a time; return how many."""
     query = _DELETABLE.where(_samples.time_seconds < oldest_seconds)
     some = _first(db, query.order_by(_samples.time_seconds, _samples.sample_id), _BATCH_BYTES)
     _remove(db, some, some)
@@ -362,7 +362,7 @@ def _shrink(db: Transaction, excess: int) -> tuple[int, int]:
 
 
 def _first(db: Transaction, query: sa.Select[Any], most_bytes: int) -> list[_Payload]:
-    """Return the first rows of a query, up to this many bytes."""
+    """Return the first rows of a query, up to this many bytes of payload."""
     rows = db.execute(query.limit(_BATCH_SAMPLES).with_for_update(skip_locked=True)).all()
     before = [0, *accumulate(row.payload_bytes for row in rows)]
     return [
@@ -371,7 +371,7 @@ def _first(db: Transaction, query: sa.Select[Any], most_bytes: int) -> list[_Pay
 
 
 def _remove(db: Transaction, rows: Sequence[_Payload], whole: Sequence[_Payload]) -> None:
-    """Delete the text of all rows, and everything else of those deleted whole."""
+    """Delete the texts of all these rows, and everything else of those deleted entirely."""
     ids, gone = [row.sample_id for row in rows], [row.sample_id for row in whole]
     for table in (schema.payloads, schema.grades):
         db.execute(sa.delete(table).where(table.c.sample_id.in_(ids)))
@@ -392,7 +392,7 @@ def _remove(db: Transaction, rows: Sequence[_Payload], whole: Sequence[_Payload]
 
 
 def _vacuum_some(db: Transaction) -> bool:
-    """Cut free pages off a SQLite file; return whether more are free."""
+    """Return some free pages of a SQLite file to the disk; return whether more are free."""
     free = db.execute(_FREE_PAGES).scalar_one()
     if free == 0:
         return False

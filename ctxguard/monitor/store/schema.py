@@ -1,4 +1,4 @@
-"""The tables, for SQLite and PostgreSQL alike.
+"""Defines the tables, for SQLite and PostgreSQL alike.
 
 Large columns and texts are in tables apart from those that are scanned: an estimate reads
 ``judged`` alone, and a change of state rewrites no payload. There are no foreign keys: only
@@ -19,7 +19,7 @@ _Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def storable(text: str) -> str:
-    r"""Escape characters that UTF-8 or PostgreSQL cannot hold, so that every database takes the
+    r"""Escape characters that UTF-8 or PostgreSQL cannot hold, so that every database accepts the
     text.
 
     >>> storable("a\x00b\ud800")
@@ -31,18 +31,18 @@ def storable(text: str) -> str:
 
 
 class StorableText(sa.TypeDecorator[str]):
-    """Text from outside, made ``storable`` before it is stored or compared."""
+    """Text from outside, which is made ``storable`` before it is stored or compared."""
 
     impl = sa.Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002
-        """Escape a text; None stays None."""
+        """Escape a string; None stays None."""
         return None if value is None else storable(value)
 
 
 def _columns(kind: Any, *names: str) -> list[sa.Column[Any]]:
-    """Make columns of one type, none of them null."""
+    """Make columns of one type that cannot be null."""
     return [sa.Column(name, kind, nullable=False) for name in names]
 
 

@@ -1,4 +1,4 @@
-"""The values that go into the store and come out of it: frozen data. Pure: no database."""
+"""Defines the values that go into and come out of the store, as frozen data. Pure: no database."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Counts = Mapping[tuple[str, ...], float]
 """Counts by name and label values."""
 
 MOST_UNCOVERED = 0.02
-"""Labels represent requests if at most this share of them had no chance of being graded."""
+"""Labels represent the requests if at most this share of them had no chance of being graded."""
 
 
 class State(StrEnum):
@@ -25,7 +25,7 @@ class State(StrEnum):
     """A passage has no grade: its call failed, and the next run asks about it again; or the judge
     knows nothing of the question."""
     UNREADABLE = "unreadable"
-    """The sample cannot be read, or its result cannot be stored."""
+    """The sample cannot be read, or its result could not be stored."""
     SKIPPED = "skipped"
     """Left out at random to keep within the judging budget: others stand for it."""
     FORCED = "forced"
@@ -110,7 +110,7 @@ class PickKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PickedPassage:
-    """A passage that a draw asks people about, or a request that it opens.
+    """A passage that a draw asks people about, or a request that a draw opens.
 
     Attributes:
         position: Position among the retriever's candidates; −1 for an opened request.

@@ -36,17 +36,17 @@ _log = logging.getLogger(__name__)
 _BATCH = 100
 _GRACE_SECONDS = 0.5
 _RETRY_SECONDS = (0.1, 5.0)
-"""Seconds between attempts at a failing store: the first wait, and the longest."""
+"""Seconds between attempts on a failing store: the first and the longest wait."""
 _LOOKS = 20
 _LOOK_SECONDS = 0.001
-"""How many times counts are reread, and how long apart, while requests are being counted."""
+"""How often counts are reread while requests are being counted, and how many seconds apart."""
 _Reported = tuple[Accounts, dict[int, int]]
-"""All that a store knows of a process once it has a batch, but for what it stored, which it counts
-itself; and how many samples of each hour."""
+"""All that a store knows of a process once it has a batch, except what it stored, which it counts
+itself; and the number of samples in each hour."""
 
 
 class SampleWriter:
-    """Writes the requests of a sampler, as its only writer, to a store, on a thread of its own.
+    """Writes a sampler's requests to a store, as its only writer, on a thread of its own.
 
     In a forked child, a running writer begins again with a thread and samples of the child's own.
 
@@ -84,11 +84,12 @@ class SampleWriter:
         self._writing = threading.Lock()
         self._stored = 0
         self._sent: tuple[Batch, _Reported] | None = None
-        """A batch that the store has not answered yet, and all that it knows with it."""
+        """A batch that the store has not confirmed yet, and all that the store knows once it has
+        it."""
         self._number = 0
         """Number of the batch sent last."""
         self._in_hand = 0
-        """How many were taken from the queue and are neither stored nor lost."""
+        """How many samples were taken from the queue and are neither stored nor lost."""
         self._reported: _Reported = Accounts(0, 0, 0, dict.fromkeys(LostReason, 0)), {}
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -177,7 +178,7 @@ class SampleWriter:
             self._writing.release()
 
     def _give_up(self, batch: Batch, told: _Reported) -> None:
-        """Report the samples of a batch as lost, unless the store held them all the time.
+        """Report the samples of a batch as lost, unless it turns out that the store holds them.
 
         If the answer was lost, nobody knows: the batch's number lets the store decide.
         """
@@ -194,7 +195,7 @@ class SampleWriter:
         self._sent = None
 
     def _write(self, deadline: float) -> bool:
-        """Write until no sample waits, or ``deadline`` or the writer's own has passed.
+        """Write until no sample waits, or until ``deadline`` or the writer's own has passed.
 
         A batch that could not be written by then is kept for the next call.
         """
@@ -249,7 +250,7 @@ class SampleWriter:
             wait = min(2.0 * wait, longest)
 
     def _next(self, samples: Sequence[Sampled], hour: int | None = None) -> tuple[Batch, _Reported]:
-        """Make the next batch, of one hour: its samples, and the counts since the last batch."""
+        """Make the next batch: samples of one hour, and the counts since the last batch."""
         self._in_hand = len(samples)
         written = tuple([own for sample in samples if (own := self._written(*sample))])
         self._number += 1
@@ -313,7 +314,7 @@ def sample_to(
     seed: str = "",
     limits: Limits | None = None,
 ) -> SampleWriter:
-    """Sample this process's requests to a store, from now on.
+    """Sample this process's requests into a store, from now on.
 
     Give the ``sampler`` of the returned writer to the guard. The writer stops by itself at exit.
 
