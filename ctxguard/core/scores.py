@@ -220,7 +220,7 @@ def direction_advice(kind: ScoreKind, lowest: float, highest: float) -> str:
     """Explain how to pass scores of a declared kind that rise from the best rank to the worst.
 
     >>> direction_advice(ScoreKind.COSINE, 0.1, 0.7)
-    "these look like distances: hand over -distance, and declare score_kind='distance'"
+    "these look like distances: return -distance, and declare score_kind='distance'"
     """
     if kind is ScoreKind.DISTANCE and within_domain(kind, lowest, highest):
         fits = [each for each in _SIMILARITIES if within_domain(each, -highest, -lowest)]
