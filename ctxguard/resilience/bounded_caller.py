@@ -62,7 +62,7 @@ DEFAULT_REQUEST_LIMITS = RequestLimits()
 
 
 class BoundedCaller:
-    """Calls a retriever that does not support deadlines.
+    """Calls a retriever that has no deadlines of its own.
 
     Args:
         limits: The longest call, and the most at once.
@@ -99,7 +99,7 @@ class BoundedCaller:
         blocks: bool,
         **options: Any,
     ) -> Any:
-        """Call a retriever and return its result, an iterator as a tuple.
+        """Call a retriever and return its result; an iterator becomes a tuple.
 
         Its asynchronous call is preferred, and what the other one returns awaited, unless the call
         ``blocks``: then it never waits for an event loop, for plain callers.
@@ -147,7 +147,7 @@ class BoundedCaller:
 
 
 def typed(error: Exception) -> CtxguardError:
-    """Return the package's error for a retriever's error; its own errors stay as they are."""
+    """Convert a retriever's error to one of ctxguard's; return ctxguard's own errors unchanged."""
     if isinstance(error, UnansweredError):
         outage = OverloadedError if error.kind is FailureKind.SATURATED else StageUnavailableError
         return outage(error.stage, error.cause)
@@ -157,7 +157,7 @@ def typed(error: Exception) -> CtxguardError:
 
 
 def cause_of(error: Exception) -> str:
-    """Return why a request failed, as a metric label: a `FailureKind`, or one of three more."""
+    """Return why a request failed, as a metric label: a `FailureKind` or one of three others."""
     if isinstance(error, StageUnavailableError):
         return "unavailable"
     if isinstance(error, FilterViolationError):

@@ -1,4 +1,4 @@
-"""A circuit breaker: after repeated failures a stage is skipped, and tried again from time to time.
+"""Breaks circuits: after repeated failures a stage is skipped, and retried from time to time.
 
 Only outcomes pass through it. Its lock is never held while a stage is called, so that requests do
 not wait for each other, and its clock is monotonic, so that setting the system's clock changes
@@ -14,10 +14,10 @@ FAILURES = 3
 """Consecutive failures that open the circuit."""
 
 RETRY_SECONDS = 1.0
-"""Seconds from opening to the first probe; doubled with every probe that fails."""
+"""Seconds from opening to the first probe; each probe that fails doubles them."""
 
 MAX_RETRY_SECONDS = 3.0
-"""Longest pause between two probes: a stage that recovers is tried again within this time."""
+"""The longest pause between two probes: a stage that recovers is tried again within this time."""
 
 Watcher = Callable[[str, bool], None]
 """Called with a stage's name and whether its circuit is open, whenever that changes."""
@@ -61,7 +61,7 @@ class Breaker:
         self._probe: Probe | None = None
 
     def watch(self, watcher: Watcher) -> None:
-        """Call ``watcher`` on every change; a repeated watcher is called once."""
+        """Call ``watcher`` on every change; a watcher added twice is called once."""
         with self._lock:
             if watcher not in self._watchers:
                 self._watchers.append(watcher)
@@ -97,7 +97,7 @@ class Breaker:
                 self._set_closed(True)
 
     def failed(self, probe: Probe | None) -> None:
-        """Note that a call failed or was late; ``probe`` as in `succeeded`."""
+        """Note that a call failed or was late; ``probe`` is as in `succeeded`."""
         with self._lock:
             if probe is not None:
                 if probe is self._probe:

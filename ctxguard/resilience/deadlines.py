@@ -42,7 +42,7 @@ class Deadlines:
         check_positive(**asdict(self))
 
     def start(self) -> Budget:
-        """Begin a search; return the time that each of its stages has left."""
+        """Begin a search; return a function that gives the time left for each stage."""
         limits: dict[str, float | None] = asdict(self)
         until = None if self.total_seconds is None else monotonic() + self.total_seconds
 

@@ -1,4 +1,4 @@
-"""A stage: work that may fail, hang or return garbage, on its own threads, with a breaker.
+"""Runs a stage, work that may fail, hang or return garbage, on its own threads, with a breaker.
 
 Runs threads, reads the monotonic clock, calls watchers, and logs.
 """
@@ -33,10 +33,11 @@ _T = TypeVar("_T")
 
 WORKERS = 8
 WAITING = 1024
-"""Calls of one stage that may wait for a thread; each waits no longer than its time limit."""
+"""How many calls of a stage may wait for a thread; each waits no longer than its time limit."""
 
 _LOG_SECONDS = 60.0
-"""Shortest time between two log lines that say that a stage fails: it may fail now and then."""
+"""The shortest time between two log lines that say that a stage fails, as it may do now and
+then."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class UnansweredError(StageError):
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """Return the label of a stage's error; a plain `StageError` is its own check of its result.
+    """Return the label of a stage's error; a plain `StageError` means that it refused its result.
 
     >>> kind_of(MemoryError()), kind_of(ValueError("no")), kind_of(TimeoutError())
     (<FailureKind.OUT_OF_MEMORY: 'out_of_memory'>, <FailureKind.ERROR: 'error'>, <FailureKind.TIMEOUT: 'timeout'>)
@@ -163,7 +164,7 @@ class Stage:
     def submit(
         self, work: Callable[[], _T], seconds: float | None = None, *, probe: Probe | None = None
     ) -> "StageCall[_T]":
-        """Start ``work`` on one of its threads; arguments and errors as for `call`."""
+        """Start ``work`` on one of the stage's threads; arguments and errors as for `call`."""
         if seconds is not None and seconds <= 0.0:
             raise UnansweredError(
                 self.name, FailureKind.TIMEOUT, "no time was left when its turn came"
@@ -183,7 +184,7 @@ class Stage:
     async def await_within(
         self, start: Callable[[], Awaitable[_T]], seconds: float | None = None
     ) -> _T:
-        """Await an asynchronous call without its threads; arguments and errors as for `call`.
+        """Await an asynchronous call without using the stage's threads; otherwise as `call`.
 
         A late call is cancelled, and abandoned if it does not end then.
         """
@@ -200,7 +201,7 @@ class Stage:
         return self._settle(task, seconds, probe)
 
     async def await_ending(self, start: Callable[[], Awaitable[_T]], seconds: float | None) -> _T:
-        """Await a call that ends when it is cancelled, as `await_within`, in the running task."""
+        """Await, like `await_within` but in this task, a call that ends when it is cancelled."""
         probe = None if self.breaker.is_closed else self._admit(seconds)
         limit = asyncio.timeout(seconds)
         try:
@@ -226,7 +227,7 @@ class Stage:
     def _settle(
         self, future: "Future[_T] | asyncio.Future[_T]", seconds: float | None, probe: Probe | None
     ) -> _T:
-        """Note the outcome of a call that has ended or is late, and return or raise it."""
+        """Record the outcome of a call that has ended or is late, and return or raise it."""
         if not future.done():
             raise self._late(seconds, probe)
         error = future.exception()
@@ -295,7 +296,7 @@ class Stage:
 
 @dataclass(slots=True, eq=False)
 class StageCall(Generic[_T]):
-    """A call of a stage that runs on a thread of its own; ``_future`` is None if none took it."""
+    """A call of a stage that runs on its own thread; ``_future`` is None if no thread took it."""
 
     _stage: Stage
     _work: Callable[[], _T]
@@ -320,7 +321,7 @@ class StageCall(Generic[_T]):
         return self._settle(future)
 
     async def aresult(self) -> _T:
-        """Await the `result` without blocking the event loop; cancelling it abandons the call."""
+        """Await the `result` without blocking the event loop; to cancel this abandons the call."""
         future = self._future
         if future is None:
             self._stage._give_up(self._probe)
@@ -361,6 +362,6 @@ def _set(done: "asyncio.Future[None]") -> None:
 
 
 def _cancel(task: "asyncio.Future[Any]") -> None:
-    """Cancel without waiting, and read the outcome, so that asyncio does not warn about it."""
+    """Cancel a task without waiting, and read its outcome, so that asyncio does not warn."""
     task.cancel()
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

@@ -1,4 +1,4 @@
-"""A bounded number of daemon threads, so that a call that hangs cannot keep a process alive.
+"""Runs a bounded number of daemon threads, so that a hanging call cannot keep a process alive.
 
 ``concurrent.futures.ThreadPoolExecutor`` queues without a bound and joins its threads at exit.
 Starts threads, reads the monotonic clock, and at the end of the process waits a moment for calls.
@@ -17,10 +17,10 @@ from weakref import WeakSet
 _T = TypeVar("_T")
 
 _IDLE_SECONDS = 10.0
-"""Lifetime of a thread without work: threads that are no longer used cost nothing."""
+"""How long a thread without work lives, so that unused threads cost nothing."""
 
 _EXIT_SECONDS = 0.25
-"""Time that an ending process waits for calls that are still running.
+"""How long an ending process waits for calls that are still running.
 
 A thread that returns from native code while the interpreter is torn down can abort the process.
 Calls past their deadline are not waited for.
@@ -66,12 +66,12 @@ class DaemonThreads:
 
     @property
     def running(self) -> int:
-        """Number of calls that run on a thread, without those written off."""
+        """The number of calls running on threads, except those written off."""
         return self._threads - self._idle - len(self._written_off)
 
     @property
     def written_off(self) -> int:
-        """Number of calls that are past their deadline and have not returned."""
+        """The number of calls that are past their deadline and have not returned."""
         return len(self._written_off)
 
     @property

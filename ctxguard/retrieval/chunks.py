@@ -22,11 +22,11 @@ from ctxguard.retrieval.index.passages import (
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _RULE = re.compile(r"[ \t|:-]+")
 _SURELY_LONGER = 64
-"""Characters to a token beyond which the beginning of a text tells that it is longer."""
+"""Characters per token beyond which a text's beginning is enough to tell that it is longer."""
 
 
 class _Block(NamedTuple):
-    """Lines that may be split, and those that each part needs around it: a header, or a fence."""
+    """Lines that may be split, and those that each part must have around it: header or fence."""
 
     lines: list[str]
     above: str = ""
@@ -34,7 +34,7 @@ class _Block(NamedTuple):
 
 
 class PassageWindow:
-    """The part of a passage that a model reads, counted in tokens.
+    """The part of a passage that a model reads, measured in tokens.
 
     Args:
         tokenizer: The content of the model's ``tokenizer.json``.
@@ -58,7 +58,7 @@ class PassageWindow:
         return len(start) < len(text) and self._tokens_of(text) > self.tokens
 
     def split(self, text: str, heading: str = "") -> list[str]:
-        """Split a text into chunks that fit the window, each with a heading before it.
+        """Split a text into chunks that fit the window; each begins with its heading.
 
         Chunks end at the end of a sentence, line or paragraph if they can. Each part of a table has
         its header, and each part of code its fence. A heading longer than three quarters of the
@@ -81,7 +81,7 @@ class PassageWindow:
         return chunks
 
     def _pieces(self, block: _Block, room: int) -> list[str]:
-        """Split a block into pieces that fit, each with the lines that it needs around it."""
+        """Split a block into pieces that fit, each with the lines that it must have around it."""
         whole = "\n".join([each for each in (block.above, *block.lines, block.below) if each])
         if not block.above:
             return self._prose(whole, room)

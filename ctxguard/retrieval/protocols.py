@@ -1,4 +1,4 @@
-"""The protocols of retrievers, and of the parts of the embedded one.
+"""Defines the protocols of retrievers, and of the parts of the embedded retriever.
 
 Any object with these methods will do; no base class is needed. Pure.
 """
@@ -15,7 +15,7 @@ from ctxguard.core.types import FloatArray, Hit, Ranking
 Float32Array = NDArray[np.float32]
 RowArray = NDArray[np.int64]
 BuildProgress = Callable[[int, int], None]
-"""Told how many passages are encoded so far, and how many there are to encode."""
+"""Called with the number of passages encoded so far, and the number to encode."""
 
 
 Retrieval = Ranking | Iterable[Hit]
@@ -54,7 +54,7 @@ class AsyncRetriever(Protocol):
 
 
 class AwaitableRetriever(Protocol):
-    """An object whose only method is an asynchronous ``retrieve``; see `AsyncRetriever`."""
+    """An object with only an asynchronous ``retrieve``; see `AsyncRetriever`."""
 
     def retrieve(self, query: str, /, *, depth: int) -> Awaitable[Retrieval]: ...
 
@@ -67,7 +67,7 @@ class RetrieverFunction(Protocol):
 
 @runtime_checkable
 class FilteringRetriever(Protocol):
-    """A `Retriever` that also takes a filter on metadata; requests with one need it."""
+    """A `Retriever` that also takes a filter on metadata; requests with a filter require it."""
 
     def retrieve(self, query: str, /, *, depth: int, where: Where | None = None) -> Retrieval:
         """Find at most ``depth`` candidates among the passages that ``where`` allows.
@@ -79,7 +79,7 @@ class FilteringRetriever(Protocol):
 
 @runtime_checkable
 class ProbedRetriever(Protocol):
-    """A `Retriever` that says how alike a query and a text are to the model behind it.
+    """A `Retriever` that says how similar its model finds a query and a text.
 
     Calibration keeps its answers for a few fixed texts in the profile, and the guard asks again
     when it is made and at each ``ContextGuard.probe``. That reveals an embedder or reranker that
@@ -87,7 +87,7 @@ class ProbedRetriever(Protocol):
     """
 
     def similarities(self, query: str, texts: Sequence[str], /) -> FloatArray:
-        """Compare a query with some texts, shape (n,): by cosine, or as the reranker scores them.
+        """Compare a query with texts, shape (n,): by cosine, or by the reranker's scores.
 
         An embedder gives ``encode_passages(texts) @ encode_query(query)``.
         """
@@ -146,7 +146,7 @@ class Embedder(Protocol):
 
 
 class QueryStates(NamedTuple):
-    """A query as a model reads it: its vector, and the state of each of its word pieces.
+    """A query as a model encodes it: its vector, and the state of each of its word pieces.
 
     Attributes:
         vector: As from `Embedder.encode_query`, shape (dimension,).
@@ -161,7 +161,7 @@ class QueryStates(NamedTuple):
 
 
 class TokenEncoder(Protocol):
-    """Gives word pieces and their states. Safe to call from several threads at once."""
+    """Returns word pieces and their states. Safe to call from several threads at once."""
 
     def query(self, text: str) -> QueryStates:
         """Return a query's vector and its word pieces, from one pass through the model."""
@@ -173,7 +173,7 @@ class TokenEncoder(Protocol):
 
     @property
     def piece_table(self) -> Float32Array:
-        """The unit vector of each word piece by itself, (n_pieces, dimension); read for a query."""
+        """The unit vector of each word piece alone, (n_pieces, dimension), used for queries."""
         ...
 
 
@@ -192,12 +192,12 @@ class Analyser(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in a saved index: a language code, or a name of your own."""
+        """The analyser's name in a saved index: a language code, or a name of your own."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Its rules, with the versions of their sources.
+        """The analyser's rules, with the versions of their sources.
 
         Change it whenever ``analyse`` changes: an index built before is then refused.
         """
@@ -205,7 +205,7 @@ class Analyser(Protocol):
 
     @property
     def scripts(self) -> frozenset[str] | None:
-        """The scripts it is made for, by the first word of their letters' Unicode names.
+        """The scripts it supports, named by the first word of their letters' Unicode names.
 
         Such as ``LATIN`` or ``CJK``; None for all scripts.
         """
@@ -239,14 +239,14 @@ class Assessor(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Model, form and questions: a calibration of its answers applies only to these."""
+        """Its model, form and questions; a calibration of its answers applies only to these."""
         ...
 
     @property
     def names(self) -> tuple[str, ...]: ...
 
     def assess(self, query: str, texts: Sequence[str]) -> Mapping[str, FloatArray]:
-        """Answer for all texts in one call: numbers by name, shape (n,), NaN where it refuses.
+        """Answer for all texts in one call: numbers by name, shape (n,), NaN for a refusal.
 
         Higher means more of what the name says. Called once a request. Any error means that it
         could not answer at all.
@@ -255,7 +255,7 @@ class Assessor(Protocol):
 
 
 class Reranker(Protocol):
-    """Scores query and passage together. Safe to call from several threads at once."""
+    """Scores a query and a passage together. Safe to call from several threads at once."""
 
     @property
     def fingerprint(self) -> str:

@@ -1,6 +1,7 @@
-"""The gate: request ids, admission, accounting, and problem documents.
+"""Guards the service: request ids, admission, accounting, and problem documents.
 
-Calls the operations and the application, uses the monotonic clock and random ids, counts and logs.
+Receives and sends HTTP messages over the server, calls the operations and the application, uses the
+monotonic clock and random ids, counts and logs.
 """
 
 import logging
@@ -25,21 +26,23 @@ _log = logging.getLogger(__name__)
 
 _MOST_LABEL_CHARS = 128
 _BEAR_RETRY_AFTER = frozenset({Endpoint.FILTER, Endpoint.CONTEXT})
-"""Clients of the rerank protocol retry as often as ten times when they are told when to."""
+"""Endpoints that may answer with ``Retry-After``; clients of the rerank protocol would retry up to
+ten times."""
 
 _ENDS = {
     (digit, is_degraded): outcome
     for is_degraded, answered in ((False, Outcome.OK), (True, Outcome.DEGRADED))
     for digit, outcome in enumerate([*[answered] * 4, Outcome.REJECTED, Outcome.FAILED])
 }
-"""By the first digit of a status, and whether a stage was left out."""
+"""Outcomes, by the first digit of the status and whether a stage was left out."""
 
 _ONCE = frozenset({b"host", b"authorization"})
-"""A proxy may have read the other one of two values, and so have let another request pass."""
+"""Headers that may occur only once: a proxy may have read another value, and so have let pass
+another request."""
 
 
 class Gate:
-    """The application in front of all others.
+    """An application that stands in front of all others.
 
     It gives each request an id, refuses it or reads its body, has an operation or the application
     answer, turns a `Problem` into a document, and counts the outcome. It sets ``request_id``,

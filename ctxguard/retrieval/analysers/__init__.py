@@ -30,7 +30,7 @@ LANGUAGES: Mapping[str, str] = MappingProxyType(
         "cjk": "Chinese, Japanese, Korean, Thai, Lao, Khmer, Burmese",
     }
 )
-"""Codes of the analysers that come with ctxguard, with their languages."""
+"""The codes of ctxguard's own analysers, with their languages."""
 
 
 def as_analyser(analyser: Analyser | str) -> Analyser:
@@ -65,7 +65,7 @@ def analyser_for(language: str) -> Analyser:
 
 
 def analyser_of_index(name: str, given: Analyser | None) -> Analyser:
-    """Return the analyser that a saved index names, given by the caller if it is not ours.
+    """Return the analyser that a saved index names: ctxguard's own, or the one ``given``.
 
     Raises:
         ConfigurationError: the index was built with a custom analyser that was not given, or with a

@@ -1,4 +1,4 @@
-"""The analyser for scripts without spaces between words: overlapping pairs of characters.
+"""Analyses scripts without spaces between words, as overlapping pairs of characters.
 
 Pure; needs the library regex, of the extra `embedded`.
 """

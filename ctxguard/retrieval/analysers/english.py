@@ -1,4 +1,4 @@
-"""The English analyser, and the splitting and stemming that other analysers share with it.
+"""Analyses English; its splitting and stemming are shared with other analysers.
 
 Pure, except that each thread keeps its stemmers. Stems need PyStemmer, of the extra `embedded`.
 """
@@ -46,7 +46,7 @@ def _with_parts(word: str, lower: Callable[[str], str]) -> list[str]:
 
 
 def stems(language: str, of: list[str]) -> list[str]:
-    """Return the stem of each word by PyStemmer's Snowball algorithm.
+    """Return the stem of each word, found by PyStemmer's Snowball algorithm.
 
     Raises:
         MissingExtraError: PyStemmer is not installed.

@@ -1,4 +1,4 @@
-"""Analysers for other languages with spaces: stop words from bm25s, stems from PyStemmer.
+"""Analyses other languages with spaces, with stop words from bm25s and stems from PyStemmer.
 
 Pure; needs both libraries, of the extra `embedded`.
 """
@@ -13,7 +13,7 @@ _TURKISH_I = str.maketrans({"I": "ı", "İ": "i"})
 
 
 class SnowballAnalyser:
-    """Stems, by the Snowball algorithm, of NFKC words in lower case, without stop words.
+    """Lower-cased NFKC words without stop words, stemmed by the Snowball algorithm.
 
     Args:
         language: An ISO 639-1 code that both libraries know.

@@ -1,4 +1,4 @@
-"""The pipeline of every hybrid retriever: legs → union → fusion → signals → rerank.
+"""Runs the pipeline of every hybrid retriever: legs → union → fusion → signals → rerank.
 
 Retrievers over an index of ctxguard or an engine differ only in how they search the legs
 (`LegSearch`). Settings are immutable: a view with other settings is another object. Searches the
@@ -45,7 +45,7 @@ from ctxguard.retrieval.index.passages import searchable_text, without_surrogate
 from ctxguard.retrieval.protocols import Float32Array, QueryStates, Reranker
 
 SIGNAL_DEPTH = 60
-"""Candidates that have signals at the default depth; of a deeper search, six tenths."""
+"""How many candidates have signals at the default depth; in a deeper search it is six tenths."""
 
 
 class Hybrid(ABC):
@@ -71,7 +71,7 @@ class Hybrid(ABC):
         query_vector: Float32Array | QueryStates | None,
         where: Where | None,
     ) -> LegSearch:
-        """Begin the search of a checked query; ``depth`` is that of each leg."""
+        """Begin the search for a checked query; ``depth`` is the depth of each leg."""
 
     def retrieve(
         self,
@@ -166,7 +166,7 @@ class Hybrid(ABC):
         )
 
     def _checked(self, query: str) -> str:
-        """Return a query's text, or refuse it."""
+        """Return a query's text, or refuse the query."""
         most = self._settings.max_query_chars
         if not isinstance(query, str) or not query.strip():
             kind = type(query).__name__
@@ -192,7 +192,7 @@ class Hybrid(ABC):
     def _reranked(
         self, search: LegSearch, query: str, candidates: Candidates, budget: Budget | None
     ) -> FloatArray | StageFailure:
-        """Return the reranker's logit of each candidate, or its failure."""
+        """Return the reranker's logit for each candidate, or its failure."""
         reranker, rows = self._settings.reranker, candidates.rows
 
         def logits() -> FloatArray:
@@ -248,7 +248,7 @@ class Hybrid(ABC):
 
     @property
     def route(self) -> Route:
-        """The route if no stage fails."""
+        """The route that is taken if no stage fails."""
         return ROUTES[self._settings.stages]
 
     @property
@@ -265,7 +265,7 @@ class Hybrid(ABC):
         return self._settings.fusion
 
     def _fusion_in_words(self) -> str:
-        """Describe the fusion with the ranker and the level of signals that it reads."""
+        """Describe the fusion, with the ranker and the level of signals that it uses."""
         words = self.fusion.fingerprint
         if self._settings.with_signals:
             words = f"ranker {self._settings.ranker.digest()}, signals {self.signals}, {words}"

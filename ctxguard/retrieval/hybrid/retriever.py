@@ -1,4 +1,4 @@
-"""The embedded hybrid retriever: building, loading and updating its index (DESIGN.md §2 and §5).
+"""Builds, loads, updates and searches the embedded hybrid index (DESIGN.md §2 and §5).
 
 Views of a retriever share the index's changes, the threads and the circuit breakers. Reads and
 writes the index's folder, and loads and calls the models.
@@ -241,7 +241,7 @@ class HybridRetriever(Hybrid):
         return view
 
     def save(self, folder: Path | str) -> None:
-        """Save the index as a folder of plain files, replacing an index that is there.
+        """Save the index as a folder of plain files, replacing any existing index.
 
         Raises:
             IndexFolderError: the folder holds something else, or cannot be written.
@@ -260,7 +260,7 @@ class HybridRetriever(Hybrid):
 
     @property
     def concurrency(self) -> int:
-        """The most concurrent calls that are worth a thread, apart from those of the legs."""
+        """The most concurrent calls worth a thread of their own, apart from those of the legs."""
         return processors() + 2 - 2 * leg_threads()
 
     @property
@@ -290,7 +290,7 @@ class HybridRetriever(Hybrid):
 
     @property
     def labelled_ids(self) -> frozenset[str]:
-        """The ids that labels may name: every passage's, and those of documents in chunks."""
+        """The ids that labels may name: those of all passages, and of documents in chunks."""
         passages = self.generation.passages
         rows = [row for row, each in enumerate(passages.ids) if is_chunk_id(each)]
         documents = [document_of(passages[row]) for row in rows]
@@ -300,7 +300,7 @@ class HybridRetriever(Hybrid):
         return len(self.generation.passages)
 
     def passage(self, passage_id: str) -> Passage:
-        """Return the passage with this id; a ``KeyError`` if there is none."""
+        """Return the passage with this id; raise a ``KeyError`` if there is none."""
         passages = self.generation.passages
         row = passages.row_of(id_text(passage_id))
         if row is None:
@@ -312,7 +312,7 @@ class HybridRetriever(Hybrid):
         return iter(self.generation.passages)
 
     def update(self, passages: Iterable[Passage], progress: BuildProgress | None = None) -> Changes:
-        """Build the next generation, with exactly these passages, and answer from it.
+        """Build the next generation from exactly these passages, and answer from it.
 
         Only new texts are encoded. Searches continue meanwhile. Afterwards they find what a freshly
         built index would find, and every view of this retriever changes at once. ``save`` makes the
@@ -327,7 +327,7 @@ class HybridRetriever(Hybrid):
         return changes
 
     def fingerprint(self) -> dict[str, str]:
-        """Return everything that the scores depend on, by name.
+        """Return everything on which the scores depend, by name.
 
         A profile applies to a retriever with an equal fingerprint, but for the corpus:
         ``corpus_sketch`` tells how much of it has changed.
@@ -344,7 +344,7 @@ class HybridRetriever(Hybrid):
         }
 
     def corpus_sketch(self) -> CorpusSketch:
-        """Return a sketch of all passages, which tells how many changed since calibration."""
+        """Return a sketch of all passages, which shows how many changed since calibration."""
         return self.generation.passages.sketch
 
     def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:
@@ -391,7 +391,7 @@ class HybridRetriever(Hybrid):
 
 
 def leg_threads() -> int:
-    """Return the number of threads of each leg with a time limit.
+    """Return how many threads each leg with a time limit has.
 
     With `HybridRetriever.concurrency` that makes two threads more than processors: further numpy
     threads would only delay each other and the event loop.

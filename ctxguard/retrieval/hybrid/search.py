@@ -1,4 +1,4 @@
-"""One search of a hybrid retriever: its legs, the union of their candidates, and their signals.
+"""Runs one search of a hybrid retriever: its legs, the union of their candidates, their signals.
 
 If one leg fails, the other's candidates are the answer. Reads the index's files, calls the
 embedder, and may use the legs' threads.
@@ -79,7 +79,7 @@ DEFAULT_RERANK_DEPTH = 50
 DEFAULT_MAX_QUERY_CHARS = 10_000
 
 RERANK_WORKERS = 4
-"""Few calls run at once: models are slow and hold a lock."""
+"""How many rerank calls run at once: few, because models are slow and hold a lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class Candidates:
         return replace(self, legs=legs, answered=answered).ordered_by(logits, ScoreKind.LOGIT)
 
     def signalled(self, signals: Mapping[str, FloatArray]) -> "Candidates":
-        """Add signals, shape (n,) each; if both legs answered, order by the ranker's."""
+        """Add signals, shape (n,) each; if both legs answered, order by the ranker's signal."""
         found = replace(self, signals=signals)
         if not LEG_KINDS.keys() <= self.legs.keys():
             return found
@@ -167,7 +167,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Passages that legs returned, by row; each is at its position in one of the rankings."""
+    """Passages that legs returned, by row, each with its position in one of the rankings."""
 
     ids: Sequence[str]
     places: Sequence[tuple[Ranking, int]]
@@ -177,7 +177,7 @@ class Pool:
         return ranking.passages[position]
 
     def select(self, rows: RowArray) -> tuple[tuple[str, ...], PassageSource]:
-        """Return the ids of rows, in their order, and their passages, read when accessed."""
+        """Return rows' ids, in their order, and their passages, which are read when accessed."""
         at = rows.tolist()
         ids = tuple([self.ids[row] for row in at])
         return ids, Pool(ids, [self.places[row] for row in at])
@@ -216,14 +216,14 @@ class LegSearch(ABC):
 
     @abstractmethod
     def signalled(self, candidates: Candidates) -> Candidates:
-        """Add the candidates' signals; order those of both legs by the ranker.
+        """Add the candidates' signals; if both legs answered, order by the ranker.
 
         Errors of the embedder are raised.
         """
 
     @cached_property
     def states(self) -> QueryStates | None:
-        """The query's word pieces, given or encoded once; None without an encoder."""
+        """The query's word pieces, as given or encoded once; None without an encoder."""
         if isinstance(self.given, QueryStates):
             return self.given
         return None if self.encoder is None else self.encoder.query(self.query)
@@ -300,7 +300,7 @@ class Search(LegSearch):
         return found, failures
 
     def _answers(self, budget: Budget | None) -> dict[str, LegHits | StageFailure]:
-        """Ask the legs, the lexical one first; return each one's hits or its failure."""
+        """Search the legs, the lexical one first; return each leg's hits or its failure."""
         stages, answers = self.stages, dict[str, LegHits | StageFailure]()
         limits: dict[str, float | None] = dict.fromkeys(LEG_KINDS)
         if budget is not None:
@@ -341,7 +341,7 @@ class Search(LegSearch):
         return hits
 
     def _fused(self, lexical: LegHits, dense: LegHits) -> Candidates:
-        """Unite the rows of both legs, score each row in both, and keep the best fused ones."""
+        """Unite the rows of both legs, score each row in both, and keep the best after fusion."""
         rows = np.union1d(lexical.rows, dense.rows)
         cosines = dense.scores_of(rows)
         check_finite(DENSE, cosines)

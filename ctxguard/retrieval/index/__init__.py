@@ -1,1 +1,1 @@
-"""The index that a hybrid retriever searches: passages, postings, vectors, and their files."""
+"""Holds the index that a hybrid retriever searches: passages, postings, vectors and files."""

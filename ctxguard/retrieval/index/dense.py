@@ -1,4 +1,4 @@
-"""The dense leg: cosine search with faiss over all vectors, or over those with the best codes.
+"""Searches the dense leg: by cosine with faiss, over all vectors or those with the best codes.
 
 Vectors are scaled to unit length here, so that inner products are cosines for every embedder. A
 zero vector stays zero: its cosine with everything is 0.
@@ -23,11 +23,11 @@ from ctxguard.errors import DataError
 from ctxguard.retrieval.protocols import Float32Array, LegHits, RowArray
 
 EXACT_LIMIT = 20_000
-"""Up to this many passages every vector is compared; above, codes first."""
+"""Up to this many passages every vector is compared; beyond it, codes are compared first."""
 
 _DIMENSIONS_A_CODE = 2
 RESCORE_FACTOR = 4
-"""Vectors that are compared after the codes, for each of the best that are asked for."""
+"""How many vectors are compared after the codes, for each result that is requested."""
 
 _MIN_RESCORED = 400
 _MIN_CODED = 1_000

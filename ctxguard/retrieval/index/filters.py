@@ -56,7 +56,7 @@ class MetadataRows:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields in memory, which a new generation should read before it answers."""
+        """The fields in memory, which a new generation should also read before it answers."""
         return tuple(self._fields)
 
     def prepare(self, names: Iterable[str]) -> None:
@@ -82,6 +82,6 @@ class MetadataRows:
             self._fields = {**self._fields, **read}
 
     def _unread(self, names: Iterable[str]) -> list[str]:
-        """List the fields that may exist but were not read yet."""
+        """List the fields that may exist but have not been read yet."""
         exist, fields = self._names, self._fields
         return [name for name in names if name not in fields and (exist is None or name in exist)]

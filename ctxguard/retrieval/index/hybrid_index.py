@@ -1,4 +1,4 @@
-"""The index of a hybrid retriever: one generation, which never changes, in memory or on disk.
+"""Holds a hybrid retriever's index: one immutable generation, in memory or on disk.
 
 `load` and `save` read and write the index's folder; `build` and `updated` call the embedder. Needs
 the extra `embedded`.
@@ -54,7 +54,7 @@ _VOCABULARY = "lexical.vocabulary.json"
 _CODES = "vectors.codes"
 
 _BLOCK = 512
-"""Passages that are encoded at once."""
+"""How many passages are encoded at once."""
 
 _MAPPED_FROM_BYTES = 2**20
 _Part = TypeVar("_Part", SparseRows, Weights, Pieces)
@@ -134,7 +134,7 @@ class HybridIndex:
     def updated(
         self, passages: Iterable[Passage], embedder: Embedder, progress: BuildProgress | None = None
     ) -> "tuple[HybridIndex, Changes]":
-        """Build the next generation, this one if nothing changed; see `HybridRetriever.update`."""
+        """Build the next generation, or return this one if nothing changed; see `update`."""
         given, report = read_passages(passages)
         row_of = {each: row for row, each in enumerate(self.passages.ids)}
         former = np.array([row_of.get(each, -1) for each in given.ids], np.int64)
@@ -253,7 +253,7 @@ class HybridIndex:
         cls, manifest: Mapping[str, Any], files: Path, analyser: Analyser | None
     ) -> "HybridIndex":
         def array(name: str) -> NDArray[Any]:
-            """Read an array; map a large one."""
+            """Read an array; map it if it is large."""
             file = files / f"{name}.npy"
             mode: Literal["r"] | None = "r" if file.stat().st_size > _MAPPED_FROM_BYTES else None
             # A plain array: a memmap checks every part that is taken of it.
@@ -306,7 +306,7 @@ class HybridIndex:
 
 
 def _check_rows(index: HybridIndex, n: int) -> None:
-    """Refuse arrays that are not of the same n passages.
+    """Refuse arrays that do not describe the same n passages.
 
     A search would find wrong ones, or take memory for the largest number that an array names.
     """
@@ -349,7 +349,7 @@ def _check_rows(index: HybridIndex, n: int) -> None:
 
 
 def _are_starts(starts: NDArray[Any], n: int, end: int) -> bool:
-    """Return whether these are the starts of n consecutive rows, from 0 to ``end``."""
+    """Return whether these are the starts of n consecutive rows from 0 to ``end``."""
     ends = starts[[0, -1]].tolist() if starts.shape == (n + 1,) else None
     return ends == [0, end] and bool((np.diff(starts) >= 0).all())
 
@@ -385,7 +385,7 @@ def encode_rows(
     embedder: Embedder,
     progress: BuildProgress | None = None,
 ) -> None:
-    """Encode some passages of a table into their rows of ``vectors``, a block at a time."""
+    """Encode some of a table's passages into their rows of ``vectors``, a block at a time."""
     for at in range(0, rows.size, _BLOCK):
         if progress is not None:
             progress(at, rows.size)
@@ -397,7 +397,7 @@ def encode_rows(
 
 
 def encode(embedder: Embedder, texts: list[str], passage_ids: Sequence[str]) -> Float32Array:
-    """Encode texts to unit vectors; refuse vectors of another shape, with NaN or an infinity."""
+    """Encode texts to unit vectors; refuse vectors that have another shape or are not finite."""
     vectors = embedder.encode_passages(texts)
     if vectors.shape != (len(texts), embedder.dimension):
         raise ConfigurationError(

@@ -21,7 +21,7 @@ from ctxguard._support.atomic_write import PRIVATE, lock
 from ctxguard.retrieval.protocols import Embedder, Float32Array
 
 MOST_BYTES = 2**33
-"""Nothing more is kept in a file of this size."""
+"""The size of a file at which nothing more is kept."""
 
 _DIGEST_BYTES = 16
 _CHECKSUM_BYTES = 4
@@ -56,7 +56,7 @@ class KeptVectors(AbstractContextManager["KeptVectors"]):
         self._stream.close()
 
     def delete(self) -> None:
-        """Delete the file: the index is saved."""
+        """Delete the file, because the index is saved."""
         if self._is_ours:
             self._file.unlink(missing_ok=True)
 
@@ -86,7 +86,7 @@ class KeptVectors(AbstractContextManager["KeptVectors"]):
         return vectors
 
     def _read(self) -> None:
-        """Record the place of each text's vector, and cut off an incomplete end."""
+        """Note where each text's vector is in the file, and cut off an incomplete end."""
         about = f"ctxguard vectors 2, {self.dimension}, {self.fingerprint()}"
         mark, stream = hashlib.sha256(about.encode()).digest(), self._stream
         if stream.read(len(mark)) != mark:

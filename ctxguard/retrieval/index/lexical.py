@@ -1,4 +1,4 @@
-"""The lexical leg: the terms of passages, and BM25 as bm25s (the default) or rank-bm25 scores it.
+"""Searches the lexical leg: terms of passages, and BM25 as in bm25s (the default) or rank-bm25.
 
 Word pieces of a model are kept and weighed as terms are. Pure; `RankBm25Index` needs rank-bm25.
 """
@@ -22,14 +22,14 @@ K1 = 1.5
 B = 0.75
 
 _BLOCK = 256
-"""Passages that are read, and scored, at once."""
+"""How many passages are read and scored at once."""
 
 _PART = 2**20
-"""Terms that are counted at once."""
+"""How many terms are counted at once."""
 
 
 class SparseRows(NamedTuple):
-    """The distinct terms of passages, one passage after the other.
+    """The distinct terms of passages, one passage after another.
 
     Attributes:
         numbers: The number of each term, ascending in a passage, shape (n_entries,).
@@ -43,7 +43,7 @@ class SparseRows(NamedTuple):
 
     @classmethod
     def counted(cls, numbers: NDArray[np.int32], lengths: NDArray[np.integer]) -> "SparseRows":
-        """Count the terms of one passage after the other, given with repetitions and lengths.
+        """Count the terms of one passage after another, from terms with repetitions, and lengths.
 
         >>> SparseRows.counted(np.array([5, 2, 5, 7], np.int32), np.array([3, 1])).counts.tolist()
         [1, 2, 1]
@@ -70,7 +70,7 @@ class SparseRows(NamedTuple):
         return np.repeat(np.arange(self.starts.size - 1), np.diff(self.starts))
 
     def taken(self, rows: RowArray) -> "tuple[SparseRows, RowArray]":
-        """Copy some rows, in their order; also return where their entries are here."""
+        """Copy some rows, in their order; also return where their entries are in this table."""
         begin = self.starts[rows]
         starts = np.zeros(rows.size + 1, np.int64)
         np.cumsum(self.starts[rows + 1] - begin, out=starts[1:])
@@ -129,7 +129,7 @@ class Terms(NamedTuple):
         return cls(vocabulary, own, np.frombuffer(lengths, np.int32))
 
     def joined(self, new: "Terms", rows: RowArray) -> "Terms":
-        """Take rows of both, numbered consecutively, without unused terms."""
+        """Take rows from both, numbered consecutively, without unused terms."""
         vocabulary = dict(self.vocabulary)
         number_of = [vocabulary.setdefault(term, len(vocabulary)) for term in new.vocabulary]
         theirs = np.array(number_of, np.int32)[new.rows.numbers]
@@ -144,7 +144,7 @@ class Terms(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """BM25's weight of every term of every passage: raw by term, and at unit length by passage.
+    """BM25's weight of each term in each passage: raw by term, and at unit length by passage.
 
     Attributes:
         rows: The passages of each term, ascending, one term after the other, shape (n_entries,).
@@ -160,7 +160,7 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, terms: Terms) -> "Weights":
-        """Score the terms of passages, a block of rows at a time."""
+        """Compute the weights of passages' terms, a block of rows at a time."""
         rows, n = terms.rows, terms.lengths.size
         passages_with = occurrences(rows.numbers, len(terms.vocabulary))
         rarity, norms = idf(passages_with, n), length_norms(terms.lengths)
@@ -192,7 +192,7 @@ class Weights(NamedTuple):
 
 
 class Bm25sIndex:
-    """BM25 in Lucene's form, as bm25s scores it: one sparse matrix of scores by term.
+    """BM25 in Lucene's form, as in bm25s: one sparse matrix of scores by term.
 
     Lucene's form is idf · count / (count + k1 (1 − b + b · length / mean length)), with
     idf = ln(1 + (n − df + ½) / (df + ½)), where df passages of n have the word (Kamphuis et al.,
@@ -310,12 +310,12 @@ def unit_weights(rows: SparseRows, weights: FloatArray) -> Float32Array:
 
 
 def idf(passages_with: NDArray[np.int64], n_passages: int) -> FloatArray:
-    """Compute Lucene's inverse document frequency of words by how many of n passages have them."""
+    """Compute Lucene's inverse document frequency from how many of n passages have each word."""
     return np.log1p((n_passages - passages_with + 0.5) / (passages_with + 0.5))
 
 
 def length_norms(lengths: NDArray[np.number]) -> FloatArray:
-    """Compute k1 (1 − b + b · length / mean length) of passages by their numbers of terms."""
+    """Compute k1 (1 − b + b · length / mean length) of passages from their numbers of terms."""
     mean = float(lengths.sum()) / max(lengths.size, 1)
     norms: FloatArray = K1 * (1.0 - B + B / (mean or 1.0) * lengths.astype(np.float64))
     return norms

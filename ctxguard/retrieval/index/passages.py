@@ -1,4 +1,4 @@
-"""The passages of an index: their validation, and how they are stored and read.
+"""Validates, stores and reads the passages of an index.
 
 Each passage is one line of JSON in a block of bytes, in memory or mapped from a file, so that a
 search reads only the passages that it returns. Rows are in the order of their ids: a tie broken by
@@ -28,10 +28,10 @@ from ctxguard.retrieval.protocols import RowArray
 _METADATA_KEY = b', "metadata": '
 
 _READ = 256
-"""Passages that are read at once."""
+"""How many passages are read at once."""
 
 CHUNK_OF = "chunk_of"
-"""The metadata of a chunk that holds the id of the passage it is of; see `retrieval.chunks`."""
+"""The metadata field in which a chunk names the passage it belongs to; see `retrieval.chunks`."""
 
 _CHUNK_ID = re.compile(r".+#[1-9][0-9]*", re.DOTALL)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -138,7 +138,7 @@ def _repaired(passage: Passage) -> Passage:
 
 
 def searchable_text(passage: Passage | Hit) -> str:
-    """Join title and text, as both legs index them and a reranker reads them."""
+    """Join title and text into what both legs index and a reranker reads."""
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
@@ -148,7 +148,7 @@ def chunk_id(passage_id: str, number: int) -> str:
 
 
 def is_chunk_id(passage_id: str) -> bool:
-    """Return whether an id has the form of a chunk's; only the passage tells for certain.
+    """Return whether an id has the form of a chunk's id; only the passage tells for certain.
 
     >>> is_chunk_id("kettle#2"), is_chunk_id("kettle")
     (True, False)
@@ -217,7 +217,7 @@ class PassageTable(PassageLines):
         self.metadata_rows = MetadataRows(self._each_metadata, len(self))
 
     def texts(self, rows: Iterable[int] | None = None) -> Iterator[str]:
-        """Read the searchable text of some or all passages, a few at a time."""
+        """Yield the searchable text of some or all passages, reading a few at a time."""
         each = iter(range(len(self)) if rows is None else rows)
         while some := list(islice(each, _READ)):
             yield from map(searchable_text, self.many(some))
@@ -249,12 +249,12 @@ class PassageTable(PassageLines):
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over the digests of ids, titles and texts; the same in any order of the corpus."""
+        """The SHA-256 of the digests of ids, titles and texts; it ignores the corpus's order."""
         return hashlib.sha256(self.digests.astype("<u8").tobytes()).hexdigest()
 
 
 def _refuse_one_key_twice(value: object) -> None:
-    """Refuse ``{1: …, "1": …}``: JSON keys are strings, and one of two equal keys is lost."""
+    """Refuse ``{1: …, "1": …}``: JSON keys are strings, and one of two equal keys would be lost."""
     if isinstance(value, dict):
         names = {key if isinstance(key, str) else json.dumps(key) for key in value}
         if len(names) < len(value):

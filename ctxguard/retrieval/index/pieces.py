@@ -1,4 +1,4 @@
-"""The word pieces of an index's passages, matched against a query's pieces.
+"""Keeps the word pieces of an index's passages, to be matched against a query's pieces.
 
 Pure, except that `Pieces.read` calls the model's tokenizer and may compute its table.
 """
@@ -16,10 +16,10 @@ from ctxguard.retrieval.index.lexical import SparseRows, idf, occurrences
 from ctxguard.retrieval.protocols import RowArray, TokenEncoder
 
 MOST_PIECES = 2_048
-"""Maximum number of a passage's word pieces that are read: the first."""
+"""How many word pieces of a passage are read, from its beginning."""
 
 _BLOCK = 64
-"""Passages that are read at once."""
+"""How many passages are read at once."""
 
 
 class Pieces(NamedTuple):
@@ -34,7 +34,7 @@ class Pieces(NamedTuple):
 
     @classmethod
     def counted(cls, numbers: NDArray[np.int32], starts: RowArray, n_pieces: int) -> "Pieces":
-        """Weigh the pieces of passages by their rarity."""
+        """Weigh passages' pieces by their rarity."""
         return cls(numbers, starts, idf(occurrences(numbers, n_pieces), starts.size - 1))
 
     @classmethod
@@ -53,7 +53,7 @@ class Pieces(NamedTuple):
         )
 
     def joined(self, new: "Pieces", rows: RowArray) -> "Pieces":
-        """Take rows of both, numbered consecutively."""
+        """Take rows from both, numbered consecutively."""
         both, _ = self.rows.followed_by(new.rows).taken(rows)
         return self.counted(both.numbers, both.starts, self.weights.size)
 

@@ -11,7 +11,7 @@ from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
 from ctxguard.retrieval.protocols import Analyser
 
 WARN_FROM = 0.01
-"""Share of letters from which a corpus is said not to fit its analyser."""
+"""The share of unsupported letters from which a corpus is reported not to fit its analyser."""
 
 _BLOCK = 128
 

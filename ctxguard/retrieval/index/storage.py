@@ -1,4 +1,4 @@
-"""The saved index folder: a manifest that names, sizes and digests the files of one generation.
+"""Saves an index as a folder: a manifest with the names, sizes and digests of a generation's files.
 
     INDEX/manifest.json          names the generation that is in force
     INDEX/generation-XXXXXXXX/   its files, all of plain formats
@@ -38,7 +38,7 @@ _FORMAT = "ctxguard index"
 _GENERATION = re.compile(r"generation-[0-9a-f]{8}")
 _TEMPORARY = re.compile(r"\.manifest\.json\.[a-z0-9_]{8}")
 _FILE = re.compile(r"\w[\w.]*")
-"""The name of a file; nothing that leaves the generation's folder."""
+"""Matches the name of a file, and nothing that leaves the generation's folder."""
 
 _REBUILD = (
     "copy the whole index to a new folder and open that, or build it again with `ctxguard index`; "
@@ -71,8 +71,8 @@ def save(folder: Path, content: Mapping[str, object], write: Callable[[Path], No
         _sync(folder)
     except OSError as error:
         raise IndexFolderError(
-            f"{folder}: the index could not be saved ({error}); an index that was there before "
-            "is unchanged"
+            f"{folder}: the index could not be saved ({error}); any existing index is "
+            "left unchanged"
         ) from error
     # The index is saved; what cannot be deleted now is deleted after another save.
     with suppress(OSError, IndexFolderError):
@@ -108,7 +108,7 @@ def _new_generation(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int | None]:
-    """Open a folder; None if the system cannot open, and so cannot lock, folders."""
+    """Open a folder; None if the system cannot open folders, and so cannot lock them."""
     descriptor = None if sys.platform == "win32" else os.open(folder, os.O_RDONLY)
     try:
         yield descriptor
@@ -134,7 +134,7 @@ def _in_force(folder: Path) -> str | None:
 
 
 def _sync(folder: Path) -> None:
-    """Make a folder's entries durable, if the system can."""
+    """Make a folder's entries durable, if the system supports it."""
     with _opened(folder) as descriptor:
         if descriptor is not None:
             os.fsync(descriptor)
@@ -176,7 +176,7 @@ def manifest_file(folder: Path) -> Path:
 
 
 def load(folder: Path) -> tuple[dict[str, Any], Path]:
-    """Check every file of a saved index by its digest; return the manifest and their folder."""
+    """Check every file of a saved index by its digest; return the manifest and files' folder."""
     manifest = _read_manifest(folder)
     try:
         generation = manifest["generation"]

@@ -1,1 +1,1 @@
-"""Models that encode and rerank."""
+"""Runs the models that encode and rerank."""

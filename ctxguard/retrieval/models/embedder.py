@@ -30,21 +30,22 @@ from ctxguard.retrieval.protocols import Float32Array, QueryStates
 _log = logging.getLogger(__name__)
 
 _LARGEST_ERROR = {"int8": 0.2, "bfloat16": 0.03, "float32": 0.03}
-"""Norm of the error of the probes' vectors, relative to the norm of the expected ones.
+"""The largest error of the probes' vectors: its norm, relative to that of the expected vectors.
 
 MiniLM in eight bits has .04.
 """
 _FORMS = {"queries": ("int8", "float32"), "passages": ("float32",)}
-"""Forms of a model for onnxruntime, the first that is right. What an index keeps is not rounded."""
+"""The forms of a model for onnxruntime; the first that computes correctly is used. What an index
+keeps is not rounded."""
 _CHUNK, _BATCH_TOKENS = 512, 512  # of 8 texts, or 2,048 tokens, .9 as many a second are encoded
 _WINDOWS = 8
-"""The pieces of a passage are read up to this multiple of the length that its vector covers."""
+"""A passage's pieces are read up to this multiple of the length that its vector covers."""
 
 Purpose = Literal["queries", "passages"]
 
 
 class _Model(NamedTuple):
-    """An opened model: ``run`` computes unit vectors, and tokens' states, from ids and a mask.
+    """An opened model: ``run`` computes unit vectors and tokens' states from ids and a mask.
 
     The tokenizer is never modified: a thread using it would raise "Already borrowed".
     """
@@ -66,7 +67,7 @@ class _Model(NamedTuple):
         return self.run(*inputs)
 
     def share(self, tokens: list[list[int]]) -> Iterator[list[Float32Array]]:
-        """Compute texts, longest first, in batches that do not depend on how many threads share."""
+        """Compute texts, longest first, in batches that do not depend on how many threads run."""
         batches: list[list[list[int]]] = []
         while tokens:
             size = _BATCH_TOKENS // max(len(tokens[0]), 1) or 1
@@ -129,7 +130,7 @@ class SentenceTransformerEmbedder:
         self.query = lru_cache(remembered)(self._query)
 
     def fingerprint(self) -> str:
-        """Return the digest of the weights, the same on every runtime.
+        """Return the digest of the weights, which is the same on every runtime.
 
         Queries in eight bits rank as those in 32 do (nDCG@10 of the default search on scifact
         .8569, .8568), so that an index and a profile made on one runtime serve on another.
@@ -155,7 +156,7 @@ class SentenceTransformerEmbedder:
         return self.query(text).vector
 
     def encode_passages(self, texts: Sequence[str]) -> Float32Array:
-        """Encode each passage as a unit vector, shape (n, dimension); long ends are ignored."""
+        """Encode passages as unit vectors, shape (n, dimension); what is too long is cut off."""
         model = self._model("passages")
         vectors = np.zeros((len(texts), model.dimension), np.float32)
         for start in range(0, len(texts), _CHUNK):
@@ -169,7 +170,7 @@ class SentenceTransformerEmbedder:
         return vectors
 
     def _query(self, text: str) -> QueryStates:
-        """Encode a query, or look it up if it is recent."""
+        """Encode a query, or look it up if it was encoded recently."""
         model = self._model("queries")
         prompt = model.prompts[0]
         read = model.tokenizer.encode(prompt + text)
@@ -217,7 +218,7 @@ class SentenceTransformerEmbedder:
 
     @property
     def _any(self) -> _Model:
-        """Any opened model, since tokens and dimensions are the same in all."""
+        """Any one of the opened models, because tokens and dimensions are the same in all."""
         return next(iter([*self._opened.values()]), None) or self._model("queries")
 
     def _model(self, purpose: Purpose) -> _Model:
@@ -253,7 +254,7 @@ class SentenceTransformerEmbedder:
         return exact[0] if exact else self._in_torch("float32")
 
     def _in_torch(self, form: str) -> _Model:
-        """Run a model of sentence-transformers: one call at a time, on all of torch's threads."""
+        """Run a sentence-transformers model, one call at a time, on all of torch's threads."""
         library = load("SentenceTransformer", self.files.folder)
         module, turn = export.tensor_module(library), Lock()
 
@@ -267,7 +268,7 @@ class SentenceTransformerEmbedder:
         return model.checked(export.expected(library))
 
     def _in_onnxruntime(self, form: str) -> _Model:
-        """Open an export: any number of calls at once, each on its caller's thread."""
+        """Open an export, which runs any number of calls at once, each on its caller's thread."""
         library = require("onnxruntime", "fast")
         library.disable_telemetry_events()
         key = self.files.key(f"{form}-{library.__version__}")
@@ -289,7 +290,7 @@ class SentenceTransformerEmbedder:
 
 
 def _processors() -> int:
-    """Return the number of threads to use: one per processor, or fewer by `OMP_NUM_THREADS`."""
+    """Return the number of threads: one per processor, or fewer if `OMP_NUM_THREADS` says so."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(processors(), int(limit) if limit.isdecimal() else 0) or processors()
 

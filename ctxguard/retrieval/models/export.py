@@ -21,7 +21,7 @@ from ctxguard.retrieval.models.loading import load, quiet_loading, torch
 from ctxguard.retrieval.protocols import Float32Array
 
 PROBES = ["a", "Naïve façades – 東京, and 3.14 % of user_names [sic]; (see §4.2)!", "Long. " * 600]
-"""Texts whose vectors tell whether a runtime computes a model rightly."""
+"""Texts whose vectors show whether a runtime computes a model correctly."""
 
 _SAMPLES = [
     "a",
@@ -31,7 +31,7 @@ _SAMPLES = [
     "Who wrote the novel that the film of 1994 was made after",
     "error: connection refused 10.0.0.1:5432 (SQLSTATE 08006)",
 ]
-"""Questions that show which channels of a model are large."""
+"""Questions that show which of a model's channels have large values."""
 
 
 def expected(library: Any) -> Float32Array:
@@ -42,7 +42,7 @@ def expected(library: Any) -> Float32Array:
 
 
 def text_settings(library: Any) -> tuple[Any, int, list[str]]:
-    """Return a tokenizer as sentence-transformers sets it, the padding id, and the prompts.
+    """Return the tokenizer as sentence-transformers configures it, the padding id and the prompts.
 
     Raises:
         ConfigurationError: the model's input is not text.
@@ -117,7 +117,7 @@ def exported(folder: Path, form: str) -> dict[str, NDArray[Any]]:
 
 
 def _rounded(graph: bytes, samples: Sequence[Mapping[str, NDArray[Any]]]) -> bytes:
-    """Round the weights of a graph's products to eight bits; inputs are rounded when it runs.
+    """Round the weights of a graph's products to eight bits; inputs are rounded at run time.
 
     A product's inputs have one scale, which a few large channels would set: those are made smaller
     and their weights larger, by what they are in the samples (Xiao and others, SmoothQuant, ICML
@@ -173,7 +173,7 @@ def _rounded(graph: bytes, samples: Sequence[Mapping[str, NDArray[Any]]]) -> byt
 def _largest(
     graph: bytes, names: Sequence[str], samples: Sequence[Mapping[str, NDArray[Any]]]
 ) -> dict[str, Float32Array]:
-    """Compute the largest magnitude of each channel of some values inside a graph."""
+    """Compute, inside a graph, the largest magnitude in each channel of some values."""
     onnx = require("onnx", "fast")
     library = require("onnxruntime", "fast")
     model = onnx.load_model_from_string(graph)
@@ -195,7 +195,7 @@ def _largest(
 
 
 def _floored(magnitudes: Float32Array) -> Float32Array:
-    """Treat a channel that is zero in all samples as a small one."""
+    """Raise the magnitudes of channels that are near zero in all samples to a small value."""
     floored: Float32Array = np.maximum(magnitudes, max(0.01 * magnitudes.max(), 1e-6))
     return floored
 

@@ -1,4 +1,4 @@
-"""A model's files: its folder, the digest of its weights, and its cached archives.
+"""Finds a model's files: its folder, the digest of its weights, and its cached archives.
 
 Data that take seconds to compute are kept in the user's cache folder as an archive of plain arrays,
 named after its sources. Reads the files, writes that folder, and downloads from the hub a model
@@ -60,7 +60,7 @@ class ModelFiles(NamedTuple):
         return cls(name, folder, weights)
 
     def key(self, kind: str) -> str:
-        """Return the name of an archive of some kind, by its sources: weights and other files.
+        """Return an archive's name, made from its kind and its sources: weights and other files.
 
         The same weights with another pooling are a different model.
         """
@@ -81,7 +81,7 @@ def bundled_model() -> Path | None:
 
 
 def portable_name(name: str) -> str:
-    """Return a model's name for fingerprints; for a folder only its last part, as folders move.
+    """Return a model's name for fingerprints: of a folder only the last part, as folders move.
 
     >>> portable_name("org/model"), portable_name("/srv/models/mine")
     ('org/model', 'mine')
@@ -104,7 +104,10 @@ def _from_hub(name: str) -> Path:
 
 
 def weights_digest(folder: Path) -> str:
-    """Return sha256 of a model's weights file; of the files' digests, by name, if several."""
+    """Return the SHA-256 of a model's weights file.
+
+    If there are several files, it is that of their digests in order of path.
+    """
     files = sorted(folder.rglob("*.safetensors")) or sorted(folder.rglob("*.bin"))
     if not files:
         raise ConfigurationError(f"{folder} contains no model weights (*.safetensors or *.bin)")
@@ -120,7 +123,7 @@ def weights_digest(folder: Path) -> str:
 def kept(
     cache: Path | None, key: str, make: Callable[[], dict[str, NDArray[Any]]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays kept under a key; make and keep them if they are missing or damaged.
+    """Return the arrays kept under a key; if missing or damaged, make and keep them.
 
     If they cannot be kept, a warning is logged, and the next start makes them again. Without a
     folder they are kept in ``ctxguard/models`` in the user's cache folder.

@@ -1,4 +1,4 @@
-"""Cross-encoders of sentence-transformers, computed by torch.
+"""Reranks with cross-encoders of sentence-transformers, computed by torch.
 
 Reads the model's files, and downloads from the hub a model that is not here.
 """
@@ -36,7 +36,7 @@ class CrossEncoderReranker:
 
     @property
     def fingerprint(self) -> str:
-        """Name, digest of the weights, and activation."""
+        """The name, the digest of the weights, and the activation."""
         return f"{portable_name(self.files.name)} {self.files.weights} identity"
 
     def score(self, query: str, texts: Sequence[str]) -> FloatArray:
