@@ -123,7 +123,7 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
         depth=max([len(each.record.passage_ids) for each in own]),
     )
     if pools.skipped:
-        left_out["that cannot be decided on again"] += len(pools.skipped)
+        left_out["for which the decision cannot be made again"] += len(pools.skipped)
     if pools.tokens is not None:
         is_unknown = pools.retrieved & np.isnan(pools.tokens)
         tokens = np.where(is_unknown, np.nanmean(pools.tokens), pools.tokens)

@@ -115,8 +115,8 @@ class JudgedRequests:
         if self.is_exact:
             return f"{judged} by known labels"
         if self.is_corrected:
-            return f"{judged}, corrected by {count(n, 'grade')} of people on {self.n_graded}"
-        return f"the judge's own view, uncorrected: {judged}, {count(n, 'grade')} of people"
+            return f"{judged}, corrected with {count(n, 'grade')} from people on {self.n_graded}"
+        return f"the judge's own view, uncorrected: {judged}, with {count(n, 'grade')} from people"
 
     @cached_property
     def features(self) -> FloatArray:

@@ -333,6 +333,6 @@ def notes_on_themselves(several: Iterable[Pools]) -> tuple[str, ...]:
         return ()
     note = (
         "questions that are passages themselves, left out of their own candidates as BEIR does: "
-        f"{len(names):,}, first {names[0]!r}"
+        f"{len(names):,}, such as {names[0]!r}"
     )
     return (note,)

@@ -202,7 +202,9 @@ def split_by_query(dataset: Dataset, shares: Sequence[float], seed: int = 0) -> 
     notes = list(dataset.notes)
     repeated = len(dataset) - len(groups)
     if repeated:
-        notes.append(f"{count(repeated, 'query')} with the text of another: kept in its part")
+        notes.append(
+            f"{count(repeated, 'query')} with the same text as another: kept in the same part"
+        )
     groups.sort(key=lambda group: hashlib.sha256(f"{seed}\0{min(group)}".encode()).digest())
     bounds = list(accumulate(shares))[:-1]
     parts: list[list[str]] = [[] for _ in shares]

@@ -282,7 +282,7 @@ def read_beir(folder: Path | str, split: str = "test", *, relevant_from: int = 1
         raise DataError(f"names no query of {folder / 'queries.jsonl'}", path=qrels_file)
     present = {query.query_id for query in queries}
     if unknown := sorted(members - present):
-        what = f"labelled queries are not in queries.jsonl and are left out, first {unknown[0]}"
+        what = f"labelled queries are not in queries.jsonl and are left out, such as {unknown[0]!r}"
         counts[what] = len(unknown)
     return Dataset(
         name=f"{folder.resolve().name}/{split}",

@@ -270,7 +270,7 @@ def _warnings(outcome: RouteOutcome, judged: Interval) -> list[str]:
         )
     if certificate is not None and certificate.promises_nothing:
         lines.append(
-            f"the certificate promises nothing: {certificate.n_recall} held-out queries allow a "
-            "loss of more than half of the recall"
+            f"the certificate promises nothing useful: with {certificate.n_recall} held-out "
+            "queries, more than half of the recall may be lost"
         )
     return lines

@@ -91,7 +91,7 @@ class Labelled:
         if isinstance(first, RankingSource):
             if known is None:
                 unverified = (
-                    "unverified: no corpus is at hand in which to look up the ids and texts of the "
+                    "unverified: there is no corpus in which to look up the ids and texts of the "
                     "labelled passages"
                 )
                 return replace(self, notes=(*notes, unverified))
@@ -260,7 +260,7 @@ def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
     notes += notes_on_themselves([pools])
     if pools.route is not route:
         notes.append(
-            f"the retriever answered with {pools.route.value}, but the policy measured is that of "
+            f"the retriever answered with {pools.route.value}, but the policy measured is for "
             f"{route.value}: set the key route"
         )
     missing = [name for name, n in zip(pools.query_ids, pools.lengths, strict=True) if not n]

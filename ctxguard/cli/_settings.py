@@ -168,7 +168,7 @@ class Command:
         if not word.startswith("-"):
             return f"there is no argument for {word!r}; see ctxguard {self._name} --help"
         if word.lstrip("-") in [key_of(*each) for each in self.keys.items()]:
-            return f"{word} is not an option but a key: write it into the --system file"
+            return f"{word} is a key, not an option: write it into the --system file"
         flags = [flag for each in self.options.items() for flag in flags_of(*each)]
         meant = nearest(word, flags) or f"; see ctxguard {self._name} --help"
         return f"there is no option {word}{meant}"

@@ -41,7 +41,7 @@ IN_WORDS = {
 }
 """Names of metrics in tables, where they differ; a metric stands above its parts."""
 
-RECALL_OF_JUDGED = "of the relevant passages among those judged, not of all that there are"
+RECALL_OF_JUDGED = "of the relevant passages among those judged, not of all relevant passages"
 
 _TO_GRADE = 400
 """How many passages people are asked to grade at first."""
@@ -267,8 +267,7 @@ def next_step(found: "JudgedRequests") -> list[str]:
         return [f"it needs labels of about {lacking} more, including dropped ones"]
     n = min(_TO_GRADE, found.n_judged)
     grade = (
-        f"a judge errs: have people grade {count(n, 'passage')} of these, by "
-        f"`ctxguard label export -n {n}` or in the console; then `ctxguard calibrate --store` "
-        "makes a profile"
+        f"a judge makes errors: have people grade {count(n, 'passage')} of these, with `ctxguard "
+        f"label export -n {n}` or in the console; then `ctxguard calibrate --store` makes a profile"
     )
     return [grade]

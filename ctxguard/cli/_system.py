@@ -85,7 +85,7 @@ class System(RankedSystem):
         if len(given) != 1:
             raise ConfigurationError(
                 f"{' and '.join(map(_shown, given)) or 'nothing'} says where candidates come from: "
-                f"give one of {', '.join(SOURCES.values())}"
+                f"give exactly one of {', '.join(SOURCES.values())}"
             )
         for name in _HAVE_NO_EFFECT[given[0]]:
             if getattr(self, name):

@@ -121,8 +121,9 @@ def _questions_shown(
     )
     if misleading[1] >= misleading[0]:
         yield remark(
-            "a scorer sees likeness, so what misleads stays; a model that reads can tell: "
-            "calibrate with --ask (how far near misses fool real models is not known)"
+            "a scorer sees only similarity, so misleading passages stay; a model that reads can "
+            "tell the difference: calibrate with --ask (how much near misses fool real models is "
+            "not known)"
         )
     outcome = calibration.outcomes[Route.HYBRID]
     texts = {query.query_id: query.text for query in calibration.dataset.queries}

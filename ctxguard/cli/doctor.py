@@ -160,12 +160,12 @@ def _profile(opened: "list[Source]", file: Path) -> Iterator[Finding]:
 
     profile = Profile.load(file)
     verdict = profile.verdict
-    text = "no verdict: what it keeps is served" if verdict is None else verdict.statement
+    text = "no verdict: the passages it keeps are served" if verdict is None else verdict.statement
     yield "profile", "ok", text
     for source in opened:
         comparison = ContextGuard(source, profile=profile).comparison
         for line in comparison.mismatches:
-            yield "profile", "wrong", f"not of this system: {line}; calibrate on it"
+            yield "profile", "wrong", f"not made on this system: {line}; calibrate on this one"
         for line in comparison.reservations:
             yield "profile", "note", line
         if not comparison.differences:

@@ -180,7 +180,7 @@ class EvaluateCommand(LabelledSystem):
             results = tabulate(measured)
             results = _without_luck(results) if seen else results
         if seen and len(policies) > 1:
-            seen = [f"{seen[0]}, and differences are not shown: measure on others"]
+            seen = [f"{seen[0]}, and differences are not shown: measure on other queries"]
         notes = [*labelled.notes, *notes_on_pools(pools, route, system.run), *seen, *reservations]
         if dataset.answerable and results.of(name, "recall_at_depth").mean.value == 0.0:
             notes.append(

@@ -96,8 +96,8 @@ class IndexCommand(SettingsModel):
         given = [name for name in of_build if getattr(self, name) is not None]
         if given and self.update:
             raise ConfigurationError(
-                f"--{given[0]}: an update keeps the settings of the index; leave this out, or "
-                "build the index again without --update"
+                f"--{given[0]}: an update keeps the settings of the index; leave this option out, "
+                "or build the index again without --update"
             )
         if self.lexical is not None and self.engine is not None:
             raise ConfigurationError("lexical has no effect with --engine: leave it out")
@@ -180,7 +180,8 @@ class IndexCommand(SettingsModel):
                 kept = opened.enter_context(KeptVectors(embedder, file))
             except OSError as error:
                 output.note(
-                    f"an interrupted run cannot be continued: {file} cannot be written ({error})"
+                    f"an interrupted run could not be continued: {file} cannot be written to "
+                    f"({error})"
                 )
                 yield embedder
                 return
@@ -191,7 +192,7 @@ class IndexCommand(SettingsModel):
                 yield kept
             except KeyboardInterrupt:
                 output.note(
-                    f"interrupted; the same command goes on after {count(len(kept), 'passage')}"
+                    f"interrupted; the same command continues after {count(len(kept), 'passage')}"
                 )
                 raise
             kept.delete()
@@ -247,7 +248,7 @@ class IndexCommand(SettingsModel):
         language = retriever.analyser.name
         if self.model is None and language != "en":
             notes.append(
-                "the vectors are of all-MiniLM-L6-v2, which was trained on English, and the "
+                "the vectors come from all-MiniLM-L6-v2, which was trained on English, but the "
                 f"language is {language}; give --model a multilingual model"
             )
         size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -316,7 +317,8 @@ class _Corpus:
         self._window = embedder.passage_window
         if self._window is None and chunk:
             raise ConfigurationError(
-                f"--chunk needs the token limit of {embedder.name}, which is unknown: leave it out"
+                f"--chunk requires the token limit of {embedder.name}, which is unknown: leave "
+                "--chunk out"
             )
         self._longer, self._chunks = 0, 0
         self.n, self.copies, self.read_at = 0, 0, perf_counter()

@@ -225,7 +225,7 @@ class JudgeCommand(JudgeModel, System):
         refused = f"; {count(n_refused, 'question')} found no passage" if n_refused else ""
         if failed[1]:
             refused += f"; {count(failed[1], 'passage')} of {count(failed[0], 'question')} got no "
-            refused += "grade from calls that failed, and are asked about again"
+            refused += "grade because calls failed, and will be asked about again"
         if not added["questions"]:
             waits = f"; {count(waited, 'sample')} waited for a judge" if waited else ""
             none = "the store already holds every question: none is new"

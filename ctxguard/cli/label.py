@@ -323,7 +323,7 @@ class ExportCommand(SettingsModel):
         if not rows and self.tenant is not None:
             return [f"of the requests that were picked, none from {self.tenant} lacks labels"]
         if not rows:
-            return ["every judged request has its labels already"]
+            return ["every judged request already has its labels"]
         notes = []
         if guide is not None:
             notes.append(
@@ -365,7 +365,7 @@ class ImportCommand(SettingsModel):
             usable = usable_labels(opened, requests)
         counts = {
             "more requests ask the same question of the same passage: graded as well": more,
-            "were in the store already": n_repeats,
+            "were already in the store": n_repeats,
             "requests are not in the store; their labels were left out": len(unknown),
         }
         notes = [f"{n:,} {words}" for words, n in counts.items() if n]

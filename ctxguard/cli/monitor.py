@@ -100,7 +100,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
             raise ConfigurationError("switch-to-safe changes a profile file: give --profile")
         if self.judge == "people" and self.profile is not None:
             raise ConfigurationError(
-                "alarms need a judge: leave out --profile, or name another --judge"
+                "alarms require a judge: leave out --profile, or name another --judge"
             )
         if self.cost_per_day is not None and self.prices is None:
             raise ConfigurationError("cost-per-day requires prices: set the key prices")
@@ -145,8 +145,8 @@ class MonitorCommand(JudgeModel, IndexSystem):
         former = running.store.series()
         if former and running.series not in former:
             output.note(
-                f"this store was judged by {former[-1]!r}: {running.series!r} judges again what "
-                "people labelled, and then later samples"
+                f"this store was judged by {former[-1]!r}: {running.series!r} first judges again "
+                "what people labelled, and then later samples"
             )
         try:
             (self._once if self.once else self._serve)(running, judge, output)
@@ -194,8 +194,8 @@ class MonitorCommand(JudgeModel, IndexSystem):
             notes += _of_labels(judge)
         if alarms is not None and alarms.profile_id != before:
             notes.append(
-                f"{self.profile} now holds profile {alarms.profile_id}; your copy of profile "
-                f"{before}, put back, undoes that"
+                f"{self.profile} now holds profile {alarms.profile_id}; to undo that, restore your "
+                f"copy of profile {before}"
             )
         if report.failed_passages:
             notes.append(failed_in_words(report.failed_requests, report.failed_passages))
@@ -265,8 +265,8 @@ def _of_labels(judge: "Judge") -> list[str]:
     if not isinstance(judge, LabelJudge):
         return []
     line = (
-        "unlabelled passages count as not relevant: precision is at least what is shown, and "
-        "recall is over labelled passages only"
+        "unlabelled passages count as not relevant: precision is at least the figure shown, and "
+        "recall covers only labelled passages"
     )
     return [line]
 
@@ -396,8 +396,8 @@ def _estimates_shown(report: "Report") -> Iterator[RenderableType]:
 
     if report.judge_estimates:
         yield remark(
-            "the judge makes errors, which the labels of people on "
-            f"{count(report.labelled, 'request')} correct. {_next_step(report)}"
+            f"the judge makes errors, which people's labels on {count(report.labelled, 'request')} "
+            f"correct. {_next_step(report)}"
         )
     if report.unpicked:
         yield remark(

@@ -66,7 +66,7 @@ class SignalColumn:
     def __post_init__(self) -> None:
         if not self.name or ":" in self.name:
             raise ConfigurationError(
-                f"{self.name!r} cannot name a signal column: it contains a colon"
+                f"{self.name!r} cannot be the name of a signal column: it contains a colon"
             )
         if not 0.0 < self.unit < math.inf:
             raise ConfigurationError(f"the unit {self.unit!r} of column {self.name!r} must be > 0")

@@ -429,8 +429,8 @@ class Ranking:
             held = [each.removeprefix("builtins.") for each in held]
             raise ConfigurationError(
                 f"expected a Ranking or a list of Hits, got a {given} that holds "
-                f"{', '.join(sorted(held))}; make each item a ctxguard.Hit, as in "
-                "Hit(passage_id, score, text), or Hit(passage_id, text=text) without scores"
+                f"{', '.join(sorted(held))}; make each item a ctxguard.Hit, as in Hit(passage_id, "
+                "score, text), or Hit(passage_id, text=text) without scores"
             )
         if kind is None:
             if any(hit.score is not None for hit in hits):

@@ -407,7 +407,7 @@ def _proxy_of(url: SplitResult) -> _Proxy | None:
         port = 0
     if parsed.scheme not in _PORTS or not parsed.hostname or not port:
         raise ConfigurationError(
-            f"the environment sets a proxy of the unsupported kind {parsed.scheme!r} for "
+            f"the environment sets a proxy of an unsupported kind, {parsed.scheme!r}, for "
             f"{url.hostname}: set {url.scheme}_proxy to http://HOST:PORT, or add the host to "
             "no_proxy"
         )

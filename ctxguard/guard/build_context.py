@@ -177,7 +177,7 @@ def question_of(
     if stage is None or stage.fingerprint != profile.fingerprint:
         now = "absent" if stage is None else repr(stage.fingerprint)
         difference = f"the assessor is {now}, was {profile.fingerprint!r}"
-        cause = "not the assessor of the profile"
+        cause = "not the profile's assessor"
     else:
         ranking = decision.ranking
         unasked = decide(ranking, profile.policy)

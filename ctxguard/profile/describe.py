@@ -15,7 +15,7 @@ REASONS = {
     DropReason.DUPLICATE_TEXT: "a duplicate by text",
     DropReason.OVER_BUDGET: "over the token budget",
     DropReason.UNREADABLE: "its text could not be read",
-    DropReason.INSUFFICIENT: "the context was called insufficient, and assembly abstains then",
+    DropReason.INSUFFICIENT: "the context was called insufficient, so assembly abstained",
 }
 
 FLAGS = {
@@ -32,7 +32,7 @@ FLAGS = {
     Flag.SCORES_CONTRADICTED: "the retriever's order contradicts the scores, so it was kept, and "
     "only k applies",
     Flag.RANK_ONLY: "the scores carry rank only, so only k applies",
-    Flag.MISSING_SIGNALS: "the policy needs a signal that is missing",
+    Flag.MISSING_SIGNALS: "a signal that the policy requires is missing",
     Flag.DEGRADED: "a stage was left out",
     Flag.EMPTY_RETRIEVAL: "the retriever returned no candidate",
     Flag.TRUNCATED: "no passage fits the budget, so the best one is cut",

@@ -100,7 +100,7 @@ async def _where_of(conditions: dict[str, Allowed]) -> Where:
     if len(conditions) > MOST_CONDITIONS or n > MOST_VALUES:
         raise invalid(
             f"the filter has {len(conditions):,} conditions and {n:,} values, but the limits are "
-            f"{MOST_CONDITIONS} and {MOST_VALUES:,}: filter by a group, not by its members"
+            f"{MOST_CONDITIONS} and {MOST_VALUES:,}: filter by group, not by its members"
         )
     try:
         return Where(conditions) if n <= FEW_VALUES else await to_thread(Where, conditions)

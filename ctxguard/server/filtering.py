@@ -167,8 +167,8 @@ def _columns(candidates: Sequence[Any], field: str) -> dict[str, FloatArray]:
                 columns[name][at] = value
         if len(columns) > MOST_NAMES:
             raise invalid(
-                f"the candidates use more than {MOST_NAMES} names of {field}: send only those of "
-                "the profile"
+                f"the candidates use more than {MOST_NAMES} names of {field}: send only those that "
+                "the profile uses"
             )
     return dict(sorted(columns.items()))
 

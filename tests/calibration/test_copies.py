@@ -202,7 +202,7 @@ def test_questions_themselves_are_said_once() -> None:
     made = calibrate(search, dataset, score_kind="cosine")
     said = [note for note in made.profile.provenance.notes if "passages themselves" in note]
     [note] = said
-    assert note.endswith("left out of their own candidates as BEIR does: 30, first 'a0'")
+    assert note.endswith("left out of their own candidates as BEIR does: 30, such as 'a0'")
     [evidence] = [outcome.profile.evidence for outcome in made.outcomes.values()]
     assert evidence.metrics["mrr"].value == 1.0
 

@@ -114,7 +114,7 @@ def test_few_grades_correct_nothing() -> None:
     assert not few.is_corrected
     many, _ = drawn(rng, 60, 0.3)
     assert many.is_corrected
-    assert "corrected by" in many.in_words
+    assert "corrected with" in many.in_words
     assert many.lacking == 0
     assert all(row["precision"].bounds is not None for row in table_by_k(many).values())
 

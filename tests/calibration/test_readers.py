@@ -231,7 +231,7 @@ def test_broken_folder_names_the_place(folder: Path, file: str, rows: list[str],
             ["q1 a 2", "q8 a 1", "q9 a 1"],
             1,
             {"q1": {"a": 2}},
-            ["2 labelled queries are not in queries.jsonl and are left out, first q8"],
+            ["2 labelled queries are not in queries.jsonl and are left out, such as 'q8'"],
         ),
         # Scales whose lower grades say that a passage is not relevant: TREC's, stars.
         (
@@ -385,7 +385,7 @@ def test_repeated_question_stays_in_part(seed: int) -> None:
     parts = split_by_query(Dataset("t", queries + twins, {}), (0.5, 0.5), seed)
     ids = [{query.query_id for query in part.queries} for part in parts]
     assert {"t1", "t2", "t3"} <= ids[0] or {"t1", "t2", "t3"} <= ids[1]
-    assert parts[0].notes == ("2 queries with the text of another: kept in its part",)
+    assert parts[0].notes == ("2 queries with the same text as another: kept in the same part",)
     assert same_text(*parts) == ()
     twin = Dataset("a", (Query("x", "what  IS it?"),), {})
     first = Dataset("b", (Query("q1", "What is it?"), Query("q2", "Who?")), {})

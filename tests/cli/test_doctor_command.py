@@ -64,7 +64,9 @@ def test_foreign_profile_is_wrong(run: Run, index: Path, profile: Path, tmp_path
     Profile.load(profile).model_copy(update=changed).save(other)
     found, code = findings(run, index, other)
     assert code == 1
-    assert any(status == "wrong" and "calibrate on it" in text for status, text in found["profile"])
+    assert any(
+        status == "wrong" and "calibrate on this one" in text for status, text in found["profile"]
+    )
 
 
 def test_store_says_what_waits(run: Run, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_log_becomes_a_filtering_guard(
     assert found["by_k"]["is_corrected"]
     assert all(row["precision"]["lower"] is not None for row in found["by_k"]["rows"])
     assert found["gain"]["udcg"]["lower"] < found["gain"]["udcg"]["upper"]
-    assert "corrected by" in page.read_text(encoding="utf-8")
+    assert "corrected with" in page.read_text(encoding="utf-8")
     lean = run.read(*made[:-4], "--out", folder / "lean.json", "--context", "leaner")
     assert 0 < lean["context"]["tokens"] <= found["context"]["tokens"]
     profile = Profile.load(out)

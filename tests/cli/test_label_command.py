@@ -160,7 +160,7 @@ class TestExport:
         import_(traffic, graded(others, traffic))
         assert export(traffic) == []
         result = run("label", "export", "--store", traffic.url)
-        assert "every judged request has its labels already" in result.stdout
+        assert "every judged request already has its labels" in result.stdout
 
     def test_without_stored_texts_that_is_said(self, run: Run, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 2, rates=EVERYTHING, privacy=Privacy(passages="omitted"))

@@ -193,7 +193,7 @@ class TestLanguageModel:
         text = self.judge(run, endpoint, traffic).stdout
         assert "The judge's raw figures, not corrected" in text
         assert len(text.splitlines()) <= 40
-        assert "the labels of people on 0 requests correct" in text
+        assert "people's labels on 0 requests correct" in text
 
     def test_cost_in_currency_bounds_days(
         self, run: Run, endpoint: ChatEndpoint, tmp_path: Path

@@ -92,7 +92,7 @@ def test_foreign_profile_gives_only_k(run: Run, profile: Path, tmp_path: Path) -
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": "a", "text": "clean a violin"}])
     run("index", corpus, "--out", tmp_path / "i")
     asked = ("query", "--index", tmp_path / "i", "--profile", profile, QUESTION, "--json")
-    result = run.finding(*asked, says="corpus: none of the 36 passages is here")
+    result = run.finding(*asked, says="corpus: none of the 36 passages is in this one")
     assert json.loads(result.stdout)["flags"] == ["profile_mismatch"]
 
 

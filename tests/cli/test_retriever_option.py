@@ -189,7 +189,7 @@ def test_labels_without_corpus_are_unverified(run: Run, engine: str, tmp_path: P
     row = {"query_id": "q", "text": "clean a kettle", "relevant": ["clean-kettle"]}
     data = write_jsonl(tmp_path / "labels.jsonl", [row])
     shown = run.ok("evaluate", "--retriever", f"{engine}:newer", "--data", data).stdout
-    assert "unverified: no corpus is at hand" in " ".join(shown.split())
+    assert "unverified: there is no corpus in which" in " ".join(shown.split())
 
 
 class TestRuns:

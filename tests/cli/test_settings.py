@@ -118,13 +118,13 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ("words", "said"),
     [
         (("--frob", "1"), "there is no option --frob; see ctxguard show --help"),
-        (("--share=1",), "--share is not an option but a key: write it into the --system file"),
+        (("--share=1",), "--share is a key, not an option: write it into the --system file"),
         (("--indx", "i"), "there is no option --indx; did you mean --index?"),
         (("--n", "x"), "--n 'x': should be a valid integer"),
         (("--n", "-1"), "--n '-1': should be greater than or equal to 0"),
         (("--n",), "--n: expected one argument"),
         (("index",), "there is no argument for 'index'; see ctxguard show --help"),
-        (("--file", "f"), "--file is not an option but a key"),
+        (("--file", "f"), "--file is a key, not an option"),
     ],
 )
 def test_a_refused_word_is_named(shown: Any, words: tuple[str, ...], said: str) -> None:

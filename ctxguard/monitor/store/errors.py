@@ -24,12 +24,12 @@ _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _USER = f"user {os.geteuid()}" if hasattr(os, "geteuid") else "this user"
 _WORDS = {
     StoreFullError: "the disk is full; free some space: until then samples are lost",
-    StoreLockedError: "others held a lock for too long; use fewer writers, or PostgreSQL, and "
-    "there see pg_stat_activity",
+    StoreLockedError: "another process held a lock for too long; use fewer writers, or "
+    "PostgreSQL, where pg_stat_activity shows who holds it",
     StoreReadOnlyError: f"it cannot be written to; make the file and its folder writable for "
     f"{_USER}, or connect to the primary server as a role that may create tables",
     StoreCorruptError: "the database is damaged; move it away with its -wal and -shm files, and "
-    "restore a copy or let a new one begin: until then samples are lost",
+    "restore a copy or let a new one be created: until then samples are lost",
     StoreUnavailableError: "the disk failed (see the system's log), or the file is on a network "
     "share (use a local disk)",
 }

@@ -43,7 +43,7 @@ def one_request(pages: Pages, request: Request, _form: Form) -> Response:
             f"The store has no sample of request “{request_id}”: it was not sampled, it is not "
             "written yet, or it has expired."
             if request_id
-            else "Enter the id of a request, as the guard knew it.",
+            else "Enter the id of a request, as the guard recorded it.",
         )
     return pages.page(
         request,

@@ -112,7 +112,7 @@ class Pages:
     async def _answer(self, request: Request, handler: Handler, *, is_open: bool) -> Response:
         if request.method == "POST" and not is_same_site(request):
             raise RefusedPage(
-                403, "Not sent by this page", "Open the console itself, and send the form there."
+                403, "Not sent by this page", "Open the console itself, and submit the form there."
             )
         if not is_open and not await run_in_threadpool(self.sessions.allows, request):
             query = f"?{request.url.query}" if request.url.query else ""
@@ -137,7 +137,7 @@ class Pages:
         if self.sessions.begin(form.get("token", ""), request, answer):
             return answer
         return self.sign_in_form(
-            request, next_page=wanted if is_own else "", problem="That is not the token."
+            request, next_page=wanted if is_own else "", problem="This is not the right token."
         )
 
     def sign_out(self, request: Request, _form: Form) -> Response:
@@ -214,7 +214,7 @@ def whole_number(request: Request, name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise RefusedPage(400, "Not an address of the console", f"{name} is not a whole number.")
+        raise RefusedPage(400, "Not a page of the console", f"{name} is not a whole number.")
     return int(text)
 
 
@@ -223,7 +223,7 @@ async def _form(request: Request) -> Form:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MOST_FORM_BYTES:
-            raise RefusedPage(413, "Too much was sent", "A form of the console is smaller.")
+            raise RefusedPage(413, "Too much was sent", "Forms of the console are smaller.")
     try:
         return dict(
             parse_qsl(
