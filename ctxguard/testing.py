@@ -1,4 +1,4 @@
-"""The contract of every retriever, as a suite that an adapter's tests inherit.
+"""Tests the contract of every retriever, as a suite that an adapter's tests inherit.
 
 Calls the retriever, from threads and event loops too.
 """
@@ -85,7 +85,7 @@ class RetrieverContract(ABC):
         """Return a retriever that searches exactly these passages."""
 
     def unreachable_retriever(self) -> AnyRetriever | None:
-        """Return a retriever whose engine cannot be reached; None skips the test of it."""
+        """Return a retriever whose engine cannot be reached, or None to skip the test of it."""
         return None
 
     def search(

@@ -140,8 +140,7 @@ class Embedder(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Digest the weights, because swapping two models of the same name and size raises no
-        error."""
+        """Return a digest of the weights, as another model may have the same name and size."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Signals of one query's candidates: their likeness to the query and to one another.
+"""Computes signals of one query's candidates: their similarity to the query and to one another.
 
 All are computed from the candidates' texts and vectors, by one path for every retriever:
 
@@ -75,16 +75,16 @@ INPUTS = (*(f"{name}.z" for name in _SCORED), *(f"{name}.log_rank" for name in _
 """The ranker's inputs, ``NAME.z`` or ``NAME.log_rank``."""
 
 MOST_COMPARED = 100
-"""Candidates are compared with this many, so that time does not grow with their square."""
+"""How many others a candidate is compared with, so that time does not grow with their square."""
 
 MOST_QUERY_PIECES = 12
-"""Maximum number of a query's word pieces that count: those of the highest weights."""
+"""The most word pieces of a query that count: those with the highest weights."""
 
 _NEAR = 64
 """Word pieces whose vectors are compared at once: more outgrow a core's nearest cache."""
 
 _CLIP = 4.0
-"""z-scores are clipped to ±this: in a list of 100 one candidate can stand out by 10."""
+"""z-scores are clipped to ± this: in a list of 100, a single candidate can have one of 10."""
 
 _WIDTH = 0.1
 _FLOOR = 1e-6
@@ -126,7 +126,7 @@ class Ranker:
 
 
 class CandidateFeatures(NamedTuple):
-    """One query's candidates as signals read them; row i is the same candidate in all of it.
+    """One query's candidates as signals read them; row i is the same candidate in every array.
 
     Attributes:
         lengths: The number of terms of each, shape (n,).
@@ -158,7 +158,7 @@ class QueryPieces(NamedTuple):
 
     @classmethod
     def of(cls, query: QueryStates, rarity: FloatArray, table: Float32Array) -> "QueryPieces":
-        """Keep the `MOST_QUERY_PIECES` rarest pieces, weighted by ``rarity`` ≥ 0 of each piece."""
+        """Keep the `MOST_QUERY_PIECES` rarest pieces, weighted by each one's ``rarity`` ≥ 0."""
         weights = rarity[query.piece_ids]
         rarest = np.argsort(-weights, kind="stable")[:MOST_QUERY_PIECES]
         weights = weights[rarest] / (weights[rarest].sum() or 1.0)
@@ -216,7 +216,7 @@ class Cosines(NamedTuple):
 
     @classmethod
     def of(cls, products: Float32Array, compared: RowArray) -> "Cosines":
-        """Take products of unit vectors, shape (n, m), which are changed in place."""
+        """Make cosines from products of unit vectors, shape (n, m), which are changed in place."""
         products[compared, np.arange(compared.size)] = 0.0
         return cls(products, compared)
 
@@ -286,7 +286,7 @@ def soft_match(
 
 
 def term_cosines(terms: SparseRows, weights: Float32Array, compared: RowArray) -> Cosines:
-    """Compute the cosines of rows' term vectors with those of some; 0 for a row without terms."""
+    """Compute the cosines of rows' term vectors with some rows'; 0 for a row without terms."""
     distinct, place = _compact(terms.numbers)
     # Only a term that two candidates share adds to a cosine.
     is_shared = np.bincount(place, minlength=distinct.size) > 1
@@ -297,7 +297,7 @@ def term_cosines(terms: SparseRows, weights: Float32Array, compared: RowArray) -
 
 
 def _compact(numbers: NDArray[np.integer]) -> tuple[RowArray, RowArray]:
-    """Return the distinct numbers, ascending, and the place of each number among them."""
+    """Return the distinct numbers, ascending, and the position of each number among them."""
     there = np.zeros(int(numbers.max(initial=-1)) + 1, np.bool_)
     there[numbers] = True
     distinct = np.flatnonzero(there)

@@ -1,4 +1,4 @@
-"""Signals of passages outside ctxguard's indexes, from their texts and vectors.
+"""Computes signals of passages outside ctxguard's indexes, from their texts and vectors.
 
 Texts are read when they are first seen, which takes 5 to 46 ms for 100 of them, and kept, as
 many as fit; threads share them. Calls the analyser, the embedder and its tokenizer; no other I/O.
@@ -32,10 +32,10 @@ from ctxguard.retrieval.protocols import (
 from ctxguard.retrieval.signals import CandidateFeatures, QueryPieces, Ranker, signals
 
 MAX_WORDS = 2_000_000
-"""Words and word pieces that are kept, at 4 to 8 bytes each."""
+"""How many words and word pieces are kept, at 4 to 8 bytes each."""
 
 MOST_TERMS = 2_048
-"""Maximum number of a passage's terms that are read: the first."""
+"""How many terms of a passage are read, from its beginning."""
 
 _31_BITS = 2**31 - 1
 
@@ -50,13 +50,13 @@ class _Text(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many words it counts as, including the data kept with them."""
+        """How many words the text counts as, including the data kept with them."""
         vector = 0 if self.vector is None else self.vector.size
         return self.terms.size + self.pieces.size + vector // 2 + 32
 
 
 class Read(NamedTuple):
-    """Some passages as signals read them, with the counts that BM25 needs."""
+    """Some passages as signals read them, with the counts that BM25 requires."""
 
     features: CandidateFeatures
     numbers: NDArray[np.int32]
@@ -120,7 +120,7 @@ class TextReader:
         )
 
     def query_pieces(self, states: QueryStates | None, read: Read) -> QueryPieces | None:
-        """Weigh a query's word pieces by how rare they are in the candidates."""
+        """Weigh a query's word pieces by how rare they are among the candidates."""
         encoder, pieces = self.encoder, read.features.pieces
         if states is None or encoder is None or pieces is None:
             return None
@@ -131,7 +131,7 @@ class TextReader:
         return QueryPieces.of(states, rarity, table)
 
     def _texts(self, passages: Sequence[Passage | Hit]) -> list[_Text]:
-        """Return the kept data of passages; other passages are read now."""
+        """Return the passages' kept data, and read passages that are not kept yet."""
         texts = [without_surrogates(searchable_text(passage)) for passage in passages]
         hashes = list(map(hash, texts))
         with self._lock:
@@ -224,7 +224,7 @@ class TextSignals:
 
 
 def _hashes(terms: Iterable[str]) -> NDArray[np.int32]:
-    """Number terms by a hash of 31 bits."""
+    """Hash terms to numbers of 31 bits."""
     # Lone surrogates occur in texts of a user's own retriever.
     found = [crc32(term.encode("utf-8", "surrogatepass")) & _31_BITS for term in terms]
     return np.array(found, np.int32)

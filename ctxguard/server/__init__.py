@@ -1,1 +1,1 @@
-"""The HTTP service: the rerank protocol, decisions on scored candidates, and the console."""
+"""Holds the HTTP service: the rerank protocol, decisions on scored candidates, and the console."""

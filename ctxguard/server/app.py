@@ -133,7 +133,7 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
 
 
 def _console(service: Service) -> list[BaseRoute]:
-    """Mount the console if there is a store, and either a token or only local access."""
+    """Mount the console if there is a store and either a token or only local access."""
     token, store = service.settings.console_token, service.samples
     if store is None or not (token or is_loopback(service.settings.host)):
         return []
@@ -173,5 +173,5 @@ def _written(registry: CollectorRegistry, *, all_metrics: bool) -> bytes:
 
 
 async def _tell(content: object, *_: object) -> tuple[object, None]:
-    """Give a fixed answer."""
+    """Return a fixed answer."""
     return content, None

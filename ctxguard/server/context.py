@@ -95,7 +95,7 @@ async def answer_context(
 
 
 async def _where_of(conditions: dict[str, Allowed]) -> Where:
-    """Build a filter; refuse one without conditions, or with too many of them or of values."""
+    """Build a filter; refuse it without conditions, or with too many conditions or values."""
     n = sum([len(each) if isinstance(each, list) else 1 for each in conditions.values()])
     if len(conditions) > MOST_CONDITIONS or n > MOST_VALUES:
         raise invalid(

@@ -45,13 +45,13 @@ class ScoredCandidate(TypedDict):
     score: NotRequired[float | None]
     """Higher is better; null if it has none."""
     rank: NotRequired[Annotated[int, Field(ge=1)] | None]
-    """The engine's own, which breaks ties."""
+    """The engine's own rank, which breaks ties."""
     text: NotRequired[str]
-    """Only samples and assembly read it."""
+    """The text, which only samples and assembly read."""
     title: NotRequired[str]
     metadata: NotRequired[dict[str, Any] | None]
     signals: NotRequired[_Numbers]
-    """Named signals of the profile; the limit holds for all candidates together."""
+    """Named signals of the profile; the limit applies to all candidates together."""
     legs: NotRequired[_Numbers]
     """Scores of each stage by its name; leg_kinds says what they mean. Limited as signals are."""
 
@@ -69,7 +69,7 @@ class FilterRequest(TypedDict):
 
 
 class WouldKeep(TypedDict):
-    """A setting, and the value that would have kept a candidate."""
+    """A setting, and the value at which a candidate would have been kept."""
 
     setting: str
     value: float | None
@@ -100,14 +100,14 @@ class FilterAnswer(TypedDict):
 
     request_id: str
     policy: str | None
-    """Id of the profile; null without one."""
+    """Id of the profile; null if there is none."""
     mode: str
     kept_ids: list[str]
-    """Ids of the kept candidates, best first; where no policy is enforced, all in their order."""
+    """Ids of the kept candidates, best first; if no policy is enforced, all ids in their order."""
     would_keep_ids: list[str]
     """Ids that enforcing the policy would keep, best first."""
     dropped: dict[str, int]
-    """How many each reason dropped."""
+    """How many candidates were dropped for each reason."""
     flags: list[str]
     differences: list[str]
     sufficient: bool | None
@@ -174,7 +174,7 @@ def _columns(candidates: Sequence[Any], field: str) -> dict[str, FloatArray]:
 
 
 def _decision_of(context: Context) -> dict[str, object]:
-    """Write a `FilterAnswer`."""
+    """Build a `FilterAnswer`."""
     is_enforced = context.enforced
     dropped = {_NAMES[reason]: n for reason, n in context.dropped_by_reason.items()}
     return {

@@ -19,31 +19,32 @@ from ctxguard.server.problems import Problem, ProblemKind
 from ctxguard.server.settings import ServiceSettings, is_loopback
 
 MOST_HEAD_BYTES = 64 * 2**10
-"""Bytes of a request's head."""
+"""The most bytes in a request's head."""
 MOST_PIPELINED = 8
-"""Requests of one connection that wait for an answer; hardly any client sends the next early."""
+"""The most requests of one connection that wait for an answer; few clients send the next one
+early."""
 MOST_UNREAD_SECONDS = 30.0
 """The longest that a client may leave its answer unread."""
 
 MOST_QUERY_BODY_BYTES = 512 * 2**10
-"""Body of a search: a query and a filter, no documents."""
+"""The most bytes in the body of a search: a query and a filter, without documents."""
 MOST_FORM_BYTES = 64 * 2**10
-"""Body of a form of the console."""
+"""The most bytes in the body of one of the console's forms."""
 
 MOST_CONDITIONS = 32
-"""Conditions of a filter."""
+"""The most conditions in a filter."""
 MOST_VALUES = 10_000
-"""Values of all conditions of a filter together."""
+"""The most values in all of a filter's conditions together."""
 FEW_VALUES = 100
-"""A filter of more values is built on a thread."""
+"""A filter with more values is built on a thread."""
 MOST_NAMES = 64
-"""Names of signals in one request, and names of legs."""
+"""The most names of signals in one request, and the most names of legs."""
 MOST_NAME_CHARS = 256
-"""Length of a session id."""
+"""The longest session id."""
 
 _OPEN_IN_FLIGHT = 64
 _OPEN_BUFFERED_BYTES = 4 * 2**20
-"""Limits of requests that need no token, beside the others."""
+"""Limits on requests that require no token, in addition to the others."""
 
 Head = Mapping[bytes, bytes]
 """The headers of a request by name."""
@@ -51,7 +52,7 @@ Head = Mapping[bytes, bytes]
 
 @dataclass(slots=True)
 class Budget:
-    """Counts requests in progress and the bytes of their bodies, against their limits."""
+    """Counts requests in progress and the bytes of their bodies against limits."""
 
     max_in_flight: int
     max_buffered_bytes: int
@@ -152,7 +153,7 @@ class EndpointRule:
 
 
 def rules_of(settings: ServiceSettings) -> dict[Endpoint, EndpointRule]:
-    """Make the rule of each endpoint; requests to the console, without a token, count apart."""
+    """Make each endpoint's rule; the console's requests without a token count separately."""
     most, seconds = settings.max_body_bytes, settings.receive_seconds
     token = None if settings.token is None else settings.token.encode()
     metrics = token if settings.metrics_token is None else settings.metrics_token.encode()

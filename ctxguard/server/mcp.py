@@ -1,4 +1,4 @@
-"""The MCP server: a guarded index for agents, as the tools ``search`` and ``fetch``.
+"""Serves a guarded index to agents over MCP, as the tools ``search`` and ``fetch``.
 
 Both answer in the shape that ChatGPT's connectors and deep research expect of tools of these names;
 other clients of the Model Context Protocol read the same. Calls the guard, logs, and imports the
@@ -39,7 +39,7 @@ _FETCH = (
     "passages that search has found lately can be fetched: for any other, search first."
 )
 _REMEMBERED = 1_000
-"""Passages that ``fetch`` can return: the last that were found."""
+"""How many passages ``fetch`` can return: the last ones that were found."""
 
 
 class Found(TypedDict):
@@ -50,7 +50,7 @@ class Found(TypedDict):
     url: str
     text: str
     metadata: NotRequired[dict[str, Any] | None]
-    """From ``fetch`` alone."""
+    """Returned only by ``fetch``."""
 
 
 class SearchResults(TypedDict):

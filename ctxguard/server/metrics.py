@@ -1,4 +1,4 @@
-"""Counters of HTTP requests and their outcomes.
+"""Counts HTTP requests and their outcomes.
 
 Exact while no request is in progress: for each endpoint ``received = ok + degraded + rejected +
 shed + failed + cancelled``. What the guard decides is counted by ``ctxguard.guard.telemetry``.
@@ -35,11 +35,11 @@ class Outcome(StrEnum):
 
     OK = "ok"
     DEGRADED = "degraded"
-    """Answered without a stage."""
+    """Answered although a stage was left out."""
     REJECTED = "rejected"
     """A status from 400 to 499."""
     SHED = "shed"
-    """Refused because too many were under way."""
+    """Refused because too many were in progress."""
     FAILED = "failed"
     """A status from 500 on."""
     CANCELLED = "cancelled"

@@ -1,4 +1,4 @@
-"""The OpenAPI document, from the operations and the types of their bodies. Pure."""
+"""Writes the OpenAPI document from the operations and the types of their bodies. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _TOKEN = "token"  # noqa: S105 - the name of the scheme
 
 
 class FieldFault(TypedDict):
-    """A faulty part of a body."""
+    """A part of a body that is at fault."""
 
     loc: list[str | int]
     msg: str

@@ -1,4 +1,4 @@
-"""Answers of the service, and its errors as problem documents (RFC 9457).
+"""Builds the service's answers, and its errors as problem documents (RFC 9457).
 
 A problem never quotes a query or a document: error pages end in logs. Pure.
 """
@@ -26,7 +26,7 @@ TYPES = "urn:ctxguard:problem:"
 """A problem's ``type`` is this and the kind's name; docs/serve.md explains each."""
 
 _MOST_ERRORS = 10
-"""Faults that one problem lists: 10,000 documents of a wrong type are one mistake."""
+"""The most faults that one problem lists: 10,000 documents of a wrong type are one mistake."""
 
 
 def answer(
@@ -35,7 +35,7 @@ def answer(
     status: int = 200,
     media_type: str = "application/json",
 ) -> Response:
-    """Write an answer in JSON; a number that JSON cannot carry is null."""
+    """Write an answer in JSON; a number that JSON cannot represent becomes null."""
     return Response(to_json(content, inf_nan_mode="null"), status, headers, media_type)
 
 
@@ -67,7 +67,7 @@ _CLOSES = frozenset({ProblemKind.TOO_SLOW, ProblemKind.TOO_LARGE, ProblemKind.OV
 
 
 class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
-    """A request that is answered with a problem document.
+    """An error that is answered with a problem document.
 
     ``detail`` says what mends the fault; ``errors`` are the faulty parts of the body, each with
     ``loc`` and ``msg``.

@@ -36,7 +36,7 @@ DEFAULT_MODEL = "ctxguard"
 OMIT, FULL = "ctxguard:omit", "ctxguard:full"
 
 LEAST_KEPT = 1e-6
-"""The least score of a kept document: clients take 0.0 for one that was dropped."""
+"""The least score of a kept document, since clients take 0.0 to mean that it was dropped."""
 
 
 class Document(TypedDict):
@@ -65,7 +65,8 @@ class RerankRequest(TypedDict):
     model: NotRequired[str | None]
     """Passed on to the reranker. ctxguard:omit leaves out what is dropped, ctxguard:full never."""
     top_n: NotRequired[_Count | None]
-    """The most results, without dropped ones. Absent, 0 or the number of documents: all of them."""
+    """The most results; dropped documents are left out. Absent, 0 or the number of documents:
+    all of them."""
     top_k: NotRequired[_Count | None]
     """``top_n`` of Voyage."""
     truncation: NotRequired[bool | None]
@@ -79,7 +80,7 @@ _Few = Annotated[list[str], Field(min_length=1, max_length=1)]
 
 
 class ScoreRequest(TypedDict):
-    """Texts to score against one text, in vLLM's format."""
+    """Texts to score against a single text, in vLLM's format."""
 
     text_1: str | _Few
     text_2: str | Annotated[list[str], Field(fail_fast=True)]
@@ -91,12 +92,12 @@ BODIES: dict[tuple[str, ...], TypeAdapter[Any]] = {
     FORMS["cohere"].paths: TypeAdapter(RerankRequest),  # and Voyage's and TEI's
     FORMS["score"].paths: TypeAdapter(ScoreRequest),
 }
-"""The body of a request by the paths that take it."""
+"""The type of a request's body, by the paths that take it."""
 _DOCUMENTS = frozenset([form.documents for form in FORMS.values()])
 
 
 Pairs = list[tuple[int, float]]
-"""Positions of documents with their scores, best first."""
+"""Positions of documents, with their scores, best first."""
 
 
 async def rerank(
@@ -156,7 +157,7 @@ async def rerank(
 
 
 def _asked_of(service: Service, given: Mapping[str, Any]) -> tuple[RerankForm, str, list[str]]:
-    """Find the form, the query and the texts of a request."""
+    """Find a request's form, its query and its texts."""
     form = FORMS["cohere"]
     for mark in MARKS:
         if mark in given:
@@ -242,7 +243,7 @@ async def _scored(
 
 
 def ranked_of(context: Context) -> tuple[Pairs, int, dict[str, int]]:
-    """Order all documents as the answer does, with scores; count the kept, and drops by reason.
+    """Order all documents, with scores, as in the answer; count the kept, and drops by reason.
 
     Degraded: the documents' own order, with scores that fall from below 1 to above 0. Where no
     policy is enforced: the reranker's order and scores, and nothing is dropped. A copy follows the
@@ -285,7 +286,7 @@ def ranked_of(context: Context) -> tuple[Pairs, int, dict[str, int]]:
 def _fewer(
     pairs: Pairs, kept: int, copies: Mapping[int, int], top_n: int | None, asked: str | None
 ) -> Pairs:
-    """Cut to the requested number of results, best first; copies only if there is room."""
+    """Cut to the requested number of results, best first; copies stay only if there is room."""
     n = len(pairs)
     omits = asked == OMIT or (top_n and top_n < n and asked != FULL)
     most = min(kept if omits else n, top_n or n)

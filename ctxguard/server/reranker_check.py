@@ -25,7 +25,7 @@ async def keep_comparing(
     interval_seconds: float,
     compared: asyncio.Event,
 ) -> None:
-    """Ask a reranker at intervals for its scores of the probe texts, and tell the guard.
+    """At intervals, ask a reranker for its scores of the probe texts, and tell the guard.
 
     Without an answer it asks again soon; the former answer stays, or else the profile applies
     unverified. It asks only if the profile has the probe scores, sets ``compared`` after the first

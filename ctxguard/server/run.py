@@ -127,7 +127,7 @@ def _listening(settings: ServiceSettings) -> socket.socket:
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Raise the limit of open files to fit the connections, or as far as the system allows."""
+    """Raise the limit on open files to fit the connections, or as far as the system allows."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -156,9 +156,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._head_bytes = 0
-        """Bytes of the URL and the whole headers of the head that is being read."""
+        """Bytes of the URL and of complete headers in the head that is being read."""
         self._part_bytes = 0
-        """Received since that head began, which may be one long part of it."""
+        """Bytes received since that head began, which may be one long part of it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

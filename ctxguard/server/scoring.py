@@ -1,4 +1,4 @@
-"""Scorers, local or remote, with a deadline and a circuit breaker.
+"""Runs scorers, local or remote, with a deadline and a circuit breaker.
 
 Runs a local reranker on threads, or calls a remote scorer; counts open circuits.
 """
@@ -17,7 +17,7 @@ from ctxguard.retrieval.hybrid.search import RERANK
 from ctxguard.retrieval.protocols import Reranker
 
 _LOCAL_WORKERS = 2
-"""A cross-encoder spreads one request over all processors."""
+"""How many local requests run at once: a cross-encoder spreads one over all processors."""
 
 
 class Scorer(Protocol):
@@ -25,7 +25,7 @@ class Scorer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Identify the scores' meaning; a profile holds for an equal one."""
+        """Identify the meaning of the scores; a profile applies only to an equal fingerprint."""
         ...
 
     async def ascore(
@@ -44,7 +44,7 @@ class Scorer(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close connections."""
+        """Close the connections."""
         ...
 
 
@@ -96,7 +96,7 @@ class BoundedScorer:
 
     @property
     def is_open(self) -> bool:
-        """Whether the scorer is left out after repeated recent failures."""
+        """Whether the scorer is skipped because of repeated recent failures."""
         return self._stage.is_open
 
     async def scores(

@@ -27,7 +27,7 @@ from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
 from ctxguard.server.settings import ServiceSettings
 
 _NO_DROPS = Assembly(drop_duplicates=False, max_passage_chars=UNBOUNDED_CHARS)
-"""A rerank answer holds what the decision says, and assembly adds no drops of its own."""
+"""Rerank answers state only the decision, so assembly must add no drops of its own."""
 
 
 class Service:

@@ -26,7 +26,7 @@ _LEAST_TOKEN_CHARS = 16
 
 
 def _secret(variable: str, description: str) -> Any:
-    """Describe a token or key, read only from the environment: other users can see options."""
+    """Describe a token or key; it is read only from the environment, as others can see options."""
     return Field(
         default_factory=lambda: os.environ.get(variable) or None,
         description=description,

@@ -1,4 +1,4 @@
-"""The system whose candidates are decided on, as groups of settings that commands compose.
+"""Describes the system that supplies candidates, as groups of settings that commands combine.
 
 Reads keys from the environment, and opens the index, the models and the clients that the settings
 name, each imported where it is opened.
@@ -31,7 +31,8 @@ RERANK_UPSTREAM = (
 )
 RERANK_MODEL = "Model that the server is asked for."
 THEIR_MODEL = "the one that a request names, or the server's own choice"
-"""The settings of a reranker's server are keys of a command, and options of `ctxguard serve`."""
+"""The settings of a reranker's server are keys in commands' files, and options of `ctxguard
+serve`."""
 
 
 class IndexSystem(SettingsModel):
@@ -44,7 +45,7 @@ class IndexSystem(SettingsModel):
     )
 
     def open_index(self, deadlines: "Deadlines | None" = None) -> "HybridRetriever":
-        """Load the index with its embedder, and the reranker if named."""
+        """Load the index with its embedder, and the reranker if one is named."""
         from ctxguard.retrieval.hybrid.retriever import HybridRetriever
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
@@ -70,7 +71,7 @@ Prices = tuple[NonNegativeFloat, NonNegativeFloat]
 
 
 class RankedSystem(IndexSystem):
-    """A system by its own settings: an index, an engine, or a server with a reranker."""
+    """A system described by its settings: an index, an engine, or a server with a reranker."""
 
     engine: str | None = optional(
         "Index in an engine: postgresql://…, qdrant://… or milvus://…, with the index's name after "
@@ -104,7 +105,7 @@ class RankedSystem(IndexSystem):
     def upstream(
         self, url: str, key: str | None, seconds: float, model: str | None
     ) -> "RerankClient":
-        """Make the client of a server with a reranker, of this system's protocol."""
+        """Make the client of a server with a reranker, for this system's protocol."""
         from ctxguard.endpoints.rerank import RerankClient
 
         return RerankClient(
@@ -118,7 +119,7 @@ class RankedSystem(IndexSystem):
 
 
 Asked = tuple[str, str | None, str | None]
-"""A model to ask about candidates: its kind, its name or folder, and its endpoint."""
+"""A model to ask about candidates: its kind, its name or folder, and its endpoint's URL."""
 
 
 class AssessorSettings(RankedSystem):

@@ -1,4 +1,4 @@
-"""Operations: the path, body and handler of each kind of request.
+"""Defines operations: the path, body and handler of each kind of request.
 
 Calls the handlers, and runs a thread for work on large bodies.
 """
@@ -25,16 +25,16 @@ from ctxguard.server.problems import Problem, ProblemKind, answer, invalid, inva
 _T = TypeVar("_T")
 
 DESCRIBED = ConfigDict(use_attribute_docstrings=True)
-"""A field's docstring is its description in the OpenAPI document."""
+"""Makes a field's docstring its description in the OpenAPI document."""
 STRICT = ConfigDict(strict=True, use_attribute_docstrings=True)
-"""A string of digits is not a number: pydantic would convert it."""
+"""Keeps strings of digits from counting as numbers: pydantic would convert them."""
 
 _QUICK_BYTES = 256 * 2**10
-"""A longer body is worked on by one thread, because it could hold the event loop."""
+"""The longest body to handle on the event loop; a longer one is handled on a thread."""
 
 
 def named(most: int) -> BeforeValidator:
-    """Refuse an object with too many names before an error is listed for each."""
+    """Refuse an object with too many names, before an error is listed for each."""
 
     def check(given: Any) -> Any:
         if isinstance(given, dict) and len(given) > most:
@@ -102,7 +102,7 @@ class Operation:
     asks: TypeAdapter[Any] | None = None
 
     async def answered(self, scope: Scope) -> Response:
-        """Answer a request whose body is in the scope's state, and remove it from the state.
+        """Answer a request whose body is in the scope's state, and remove the body from it.
 
         Raises:
             Problem: it cannot be answered.

@@ -1,4 +1,4 @@
-"""The console: three pages on the sampled requests, or only the grading of questions.
+"""Serves the console: three pages on the sampled requests, or only the grading of questions.
 
 routes     console_routes and label_routes, which a Starlette application mounts
 sessions   signing in and out, and refusing what other sites send

@@ -1,4 +1,4 @@
-"""Decisions: the sampled requests, the details of one request, and the day's wrong drops.
+"""Shows decisions: the sampled requests, the details of one request, and a day's wrong drops.
 
 Reads the store and the clock.
 """
@@ -55,7 +55,7 @@ def one_request(pages: Pages, request: Request, _form: Form) -> Response:
 
 
 def wrong_drops(pages: Pages, request: Request, _form: Form) -> Response:
-    """Show a day's requests whose relevant passages were dropped, those that lost most first.
+    """Show a day's requests whose relevant passages were dropped, largest loss first.
 
     By default the day is the latest that has any.
     """

@@ -1,4 +1,4 @@
-"""The grading screen: the passages of one question at a time, wherever they come from.
+"""Shows the grading screen: one question's passages at a time, wherever they come from.
 
 Touches nothing itself: where the questions come from is a subclass's concern.
 """
@@ -19,7 +19,7 @@ from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, mea
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
 
 TAKE_BACK, NO_ANSWER = "", "x"
-"""Sent in place of a grade; the second is about the whole question."""
+"""Values sent in place of a grade; the second is about the whole question."""
 KEYS = {"d": Negative.DISTRACTOR, "h": Negative.HARD_NEGATIVE}
 
 
@@ -96,10 +96,10 @@ class Grading(ABC):
 
     @abstractmethod
     def places(self, task: Task) -> Mapping[int, bool]:
-        """Return the numbers of a task's questions in order, with whether each is graded."""
+        """Return the numbers of a task's questions, in order, and whether each is graded."""
 
     def next_open(self, task: Task) -> int | None:
-        """Return the first question that lacks grades; None if all are graded."""
+        """Return the first question that still lacks grades; None if all are graded."""
         return next((number for number, done in self.places(task).items() if not done), None)
 
     @abstractmethod
@@ -197,7 +197,7 @@ class Grading(ABC):
         return self.pages.page(request, "guide.html", **self._guide())
 
     def the_task(self, form: Form) -> Task:
-        """Read the task of a form, which must have one."""
+        """Read the task from a form, which must have one."""
         task = self.task(form)
         if task is None:
             raise RefusedPage(400, "Whose labels?", "Enter your name on the page Label first.")

@@ -1,4 +1,4 @@
-"""The page Label: the grading of sampled requests, which are picked at random.
+"""Serves the page Label, on which people grade sampled requests that are picked at random.
 
 Reads and writes the store, and reads the clock.
 """
@@ -24,11 +24,11 @@ from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to
 _MOST_NAME_CHARS = 100
 _MOST_PICKED = 1_000
 _USUAL_GRADE = 3
-"""The highest of the scale where the store's labels name none."""
+"""The highest grade of the scale if the store's labels name none."""
 _LATER_SECONDS = 1e-6
 _MOST_KNOWN = 200_000
 _AT_ONCE = 100
-"""Samples whose texts are in memory at once."""
+"""How many samples' texts are in memory at once."""
 
 
 class Label(Grading):

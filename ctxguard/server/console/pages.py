@@ -1,4 +1,4 @@
-"""The console's pages: templates, forms, errors, and the headers of every answer.
+"""Builds the console's pages: templates, forms, errors, and the headers of every answer.
 
 Reads the templates, the clock and, through ``sessions``, the store; runs handlers on threads, and
 logs.
@@ -199,7 +199,7 @@ def _templates() -> dict[str, jinja2.Template]:
 
 
 def base(request: Request) -> str:
-    """Return the path under which the console is mounted, without a slash at its end."""
+    """Return the path under which the console is mounted, without a trailing slash."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 

@@ -1,4 +1,4 @@
-"""The console's routes, for an application to mount.
+"""Makes the console's routes, for an application to mount.
 
 Reads the templates and static files; ``label_routes`` also opens a store in memory.
 """

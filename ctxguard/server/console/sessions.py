@@ -1,4 +1,4 @@
-"""Access to the console: a token earns a signed cookie; other sites' requests are refused.
+"""Controls access to the console: a token earns a signed cookie; other sites' requests are refused.
 
 Reads and writes ended sessions in the store, uses the clock and random bytes, and logs.
 """
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 LASTS_SECONDS = 12 * 3600
 MOST_ATTEMPTS = 10
-"""Attempts to sign in of one address in a minute, in each process."""
+"""How often one address may try to sign in per minute, in each process."""
 _ATTEMPTS_SECONDS = 60.0
 _MOST_ADDRESSES = 1_000
 _MOST_ADDRESS_CHARS = 64
@@ -50,7 +50,7 @@ class Sessions:
         return self._token is not None
 
     def allows(self, request: Request) -> bool:
-        """Return whether the request has a valid cookie, or needs none."""
+        """Return whether the request has a valid cookie or requires none."""
         if self._token is None:
             return True
         session = self._signed(request)
@@ -100,7 +100,7 @@ class Sessions:
         response.delete_cookie(_COOKIE, path=request.scope.get("root_path") or "/")
 
     def _signed(self, request: Request) -> str | None:
-        """Return the session of a request's cookie, if that is neither forged nor expired."""
+        """Return the session in a request's cookie if the cookie is neither forged nor expired."""
         session, _, signature = request.cookies.get(_COOKIE, "").rpartition(".")
         expires = session.partition(".")[0]
         if not (expires.isascii() and expires.isdecimal() and len(expires) < 20):
@@ -121,7 +121,7 @@ def _address_of(request: Request) -> str:
 
 
 def is_same_site(request: Request) -> bool:
-    """Return whether a page of this server sent the request, by the headers that browsers set.
+    """Return whether a page of this server sent the request, judging by the browser's headers.
 
     A request without an origin is refused too.
     """
