@@ -91,7 +91,7 @@ class ToAnswer:
 
     @property
     def conversation(self) -> Conversation:
-        """The messages sent to the reader."""
+        """The messages that the reader is sent."""
         question = f"{self.context}\n\nQuestion: {self.query.text}"
         return [
             {"role": "system", "content": READER_INSTRUCTIONS},
@@ -100,7 +100,7 @@ class ToAnswer:
 
     @property
     def digest(self) -> str:
-        """Identifies the messages, in 16 hexadecimal digits."""
+        """A digest of the messages, in 16 hexadecimal digits."""
         text = json.dumps(self.conversation).encode()
         return hashlib.sha256(text).hexdigest()[:16]
 
@@ -130,7 +130,7 @@ def questions_with_contexts(
 def estimate(
     waiting: Iterable[ToAnswer], prices: tuple[float, float] | None
 ) -> tuple[int, int, float | None]:
-    """Estimate the calls, the tokens read and the cost of answering; None without prices.
+    """Estimate the calls, the tokens read and the cost (None without prices) of answering.
 
     Identical contexts are asked once, instructions are read too, and a reply costs 40 tokens.
     """
@@ -293,7 +293,7 @@ def mark_answers(
     judge: ChatClient | None = None,
     references: Mapping[str, str] | None = None,
 ) -> tuple[int, list[Reply[bool]]]:
-    """Mark as right or wrong, in the file, each answer that is not marked in this way yet.
+    """In the file, mark as right or wrong each answer not yet marked in this way.
 
     Args:
         judge: A model that marks answers; None to compare them with known answers.
@@ -335,7 +335,7 @@ def _known_mark(query: Query, answer: str) -> bool | None:
 def _judged(
     batch: Sequence[tuple[ToAnswer, Row]], judge: ChatClient, references: Mapping[str, str]
 ) -> list[Reply[bool]]:
-    """Ask a model about answers."""
+    """Ask a model to judge answers."""
 
     def conversation(each: ToAnswer, row: Row) -> Conversation:
         query, answer = each.query, str(row["answer"])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ctxguard.monitor.judges import LLMJudge
 
 ASKED, WRITTEN = "asked-", "written-"
-"""Prefixes of the request ids: of questions people asked, and of those a model wrote."""
+"""Prefixes of request ids: for questions people asked, and for those a model wrote."""
 JUDGED_DEPTH = 20
 """How many candidates of each question are judged. Five are too few; 30 add nothing."""
 RATES = JudgingRates(0.0, 0.0, 0.0, 1.0, JUDGED_DEPTH)
@@ -69,7 +69,7 @@ def asked_questions(path: Path) -> dict[str, int]:
 
 
 def passages_to_ask_about(passage_ids: Sequence[str], n: int) -> list[str]:
-    """Draw the ids of the passages to write questions from, in the order of their hashes."""
+    """Draw the ids of passages from which to write questions, in the order of their hashes."""
     return sorted(passage_ids, key=_digest)[:n]
 
 
@@ -89,7 +89,7 @@ def written_questions(
 
 
 def request_id_of(question: str, system: Mapping[str, str], *, is_written: bool = False) -> str:
-    """Name the sample of a question; each run on the same system gives the same name.
+    """Return the request id for a question's sample; it is equal in every run on one system.
 
     A question that a model writes goes by the id of its passage.
     """
@@ -98,7 +98,7 @@ def request_id_of(question: str, system: Mapping[str, str], *, is_written: bool 
 
 
 def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 1) -> SampleRecord:
-    """Put a question to a guard without a sampler, and make its record for a store.
+    """Ask a guard without a sampler a question, and make its record for a store.
 
     Raises:
         CtxguardError: as the retriever raises.

@@ -1,4 +1,4 @@
-"""Decide when to ask an assessor, and choose and judge the policy that uses its answers.
+"""Decides when to ask an assessor, and chooses and judges the policy that uses its answers.
 
 All labelled queries are asked about their first candidates by P, once. Then, twice: the candidates
 whose value exceeds the price at the current (k, t) count as asked, P of the choosing queries is
@@ -33,12 +33,13 @@ from ctxguard.measure.rows import BoolArray, IntArray
 from ctxguard.profile.schema import AssessorProfile
 
 FIRST = 20
-"""The most candidates an assessor is asked about, the highest P first."""
+"""The most candidates an assessor is asked about, those with the highest P first."""
 
 DEFAULT_PRICE = 0.002
 
 ROUNDS = 2
-"""How often (k, t) is chosen again with the answers that are worth asking for at the former."""
+"""How often (k, t) is chosen again, with the answers that are worth asking for at the last
+choice."""
 
 _LUCK = 2.0
 """A forecast is the gain less this many squared standard errors divided by the gain. A gain that is
@@ -49,7 +50,7 @@ _LEAST_ERRORS = 5.0**0.5
 """Standard errors below which a gain is too uncertain for a forecast."""
 
 _FIGURES = ("intercept", "slope", "effect", "deviation", "place")
-"""The values of a model that a profile rounds."""
+"""The values of a model that are rounded in a profile."""
 
 _MOST_FAILED = 0.2
 """Nothing is fitted if a larger share of the queries got no answer."""
@@ -92,7 +93,7 @@ class _AnsweredPools:
     cost: float | None
 
     def fitted(self, rows: IntArray | slice = slice(None)) -> AnswerModel | None:
-        """Fit the model of the answer to these queries, or to some of them."""
+        """Fit the model of the answers to these queries, or to some of them."""
         asked = ~np.isnan(self.places[rows])
         groups = np.arange(len(self.pools))[rows, None]
         return AnswerModel.fit(
@@ -234,7 +235,7 @@ def _updated(
     k_and_threshold: tuple[int, float],
     price: float,
 ) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """Ask about the candidates worth asking about at one (k, t), with each group's own model.
+    """Ask about the candidates worth asking about at one (k, t), using each group's own model.
 
     Returns P after the answers, and of each query how many candidates are asked about and whether
     any of these has an answer.
@@ -284,7 +285,7 @@ def _asked(
     asking: Asking,
     progress: Progress,
 ) -> dict[str, _AnsweredPools]:
-    """Ask about each query's candidates of highest P; return each kind of answer by name."""
+    """Ask about each query's candidates with the highest P; return each kind of answer by name."""
     names = asking.stage.assessor.names
     answers = {name: np.full(probabilities.shape, np.nan) for name in names}
     places = np.full(probabilities.shape, np.nan)

@@ -1,4 +1,4 @@
-"""Calibrate every route of a retriever: replay, fit, choose, certify, measure.
+"""Calibrates every route of a retriever: replay, fit, choose, certify, measure.
 
 Calls the retriever and the assessor, and reads the versions of installed libraries. Needs the
 extra `calibrate`.
@@ -46,7 +46,7 @@ _UNVERIFIED = (
 
 @dataclass(frozen=True)
 class Calibration:
-    """A profile with the labels and settings that made it.
+    """A profile, with the labels and settings from which it was made.
 
     Attributes:
         profile: The file that the guard loads.

@@ -1,4 +1,4 @@
-"""Calibrate one route: the family of policies, the choice, its verdict and its evidence.
+"""Calibrates one route: the family of policies, the choice, its verdict and its evidence.
 
 Pure; needs the extra `calibrate`.
 """
@@ -41,7 +41,7 @@ FEWEST_LABELS = 20
 """With fewer answerable queries to choose on, no probability is fitted (DESIGN.md §5)."""
 
 ORDERING_SHARE = 0.4
-"""With a promise: share of the choosing queries that fits and orders; the rest tests."""
+"""With a promise: the share of the choosing queries that fit and order policies; the rest test."""
 
 LEAST_SHARE_CHOSEN = 0.5
 """Where at most this share of the queries is measured by a choice, their figures are today's own,
@@ -73,7 +73,7 @@ class Option:
         return float(_lengths(self.metrics).mean())
 
     def serves_as(self, other: "Option") -> bool:
-        """Return whether every context holds the same passages in the same order."""
+        """Return whether all contexts hold the same passages in the same order."""
         own, others = self.order[self.kept], other.order[other.kept]
         return np.array_equal(self.kept, other.kept) and np.array_equal(own, others)
 
@@ -105,8 +105,7 @@ class RouteOutcome:
 
     @property
     def served(self) -> Option:
-        """The contexts served under the verdict: the choice, or today's first k while it is in
-        shadow."""
+        """The contexts served under the verdict: the choice, or in shadow today's first k."""
         return self.today if self.chosen.verdict.decision == "shadow" else self.chosen
 
     @property
@@ -205,7 +204,7 @@ class LabelledRoute:
         return self._first(k, f"first {k}, as today", self._undecided("keep", needed))
 
     def of_equal_tokens(self, option: Option) -> Option | None:
-        """Return the largest first k that has no more tokens on average than an option.
+        """Return the largest k whose first k have no more tokens on average than an option.
 
         None where that is today's, or the option's own context, or none is so short.
         """
@@ -240,7 +239,7 @@ class LabelledRoute:
         return Option(name, policy, order, kept, own, judged)
 
     def recall_gained(self, metrics: Measured) -> FloatArray:
-        """Return recall minus today's for the queries where it is defined."""
+        """Return recall minus today's for the queries that define it."""
         recall = metrics["recall"] - self.today.metrics["recall"]
         return shuffled(recall, self.settings.seed)
 
@@ -311,7 +310,7 @@ class LabelledRoute:
         return self.option("promised", policy, *contexts(self.measured, policy)), certification
 
     def by_probability(self) -> "Fitted":
-        """Return P(relevant) and the policies based on it, whatever this route's family.
+        """Return P(relevant) and the policies based on it, whichever family this route has.
 
         Raises:
             CalibrationError: the labels do not support a probability.
@@ -328,12 +327,12 @@ class LabelledRoute:
 
     @property
     def wanted(self) -> Wanted:
-        """The aim of the choice: with a promise, the highest utility that keeps it."""
+        """The aim of the choice; with a promise, the highest utility that keeps it."""
         return "utility" if self.settings.alpha is not None else self.settings.context
 
     @property
     def shown_by(self) -> Literal["folds", "held_out"]:
-        """How the measured queries were kept out of the choice."""
+        """How the measured queries were excluded from the choice."""
         return "held_out" if self.held_out else "folds"
 
     def _chosen(self, name: str, among: Folded, rule: Choose) -> Option | None:
@@ -378,7 +377,7 @@ def _lengths(metrics: Measured) -> FloatArray:
 def _certificate(
     route: LabelledRoute, chosen: Option, certification: Certification | None
 ) -> Certificate | None:
-    """Promise the tested bound, or bound the recall that a choice costs on held-out queries."""
+    """Certify the tested promise, or bound the recall that a choice costs on held-out queries."""
     settings, metrics = route.settings, chosen.metrics
     if chosen.policy == route.today.policy:
         return None
@@ -457,7 +456,7 @@ def _why(route: LabelledRoute, chosen: Option) -> str:
 
 
 def among(grid: Grid, settings: Settings) -> Folded:
-    """Return the policies of a grid to choose among."""
+    """Return the policies of a grid among which to choose."""
     indices = tried(grid, settings.serving_k)
     if settings.context == "utility":
         indices = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
@@ -486,7 +485,7 @@ class Fitted:
         return replace(pools, probabilities=predicted(self.model, pools))
 
     def grid(self, pools: LabelledPools, *, per_token: bool = True) -> Grid:
-        """Return the policies over some queries."""
+        """Return the grid of policies over some queries."""
         tried: dict[str, Any] = {"ks": self.ks, "min_keep": self.min_keep}
         if self.model is None or pools.probabilities is None:
             return ratio_grid(pools, temperature=self.temperature, **tried)
@@ -494,7 +493,7 @@ class Fitted:
 
 
 def shuffled(values: FloatArray, seed: int) -> FloatArray:
-    """Return the defined values in an order fixed beforehand, as betting needs.
+    """Return the defined values in an order fixed beforehand, as betting requires.
 
     A file may be sorted by topic.
     """
@@ -503,7 +502,7 @@ def shuffled(values: FloatArray, seed: int) -> FloatArray:
 
 
 def ordering_and_test_parts(chosen_on: Dataset, seed: int) -> tuple[Dataset, Dataset]:
-    """With a promise, split the queries that fit and order policies from those that test them."""
+    """With a promise, separate the queries that fit and order policies from those that test."""
     ordering, testing = split_by_query(
         chosen_on, (ORDERING_SHARE, 1.0 - ORDERING_SHARE), seed=seed + 1
     )

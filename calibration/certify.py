@@ -22,10 +22,10 @@ from ctxguard.measure.rows import BoolArray
 from ctxguard.profile.schema import SufficiencyProfile
 
 _TIE = 1e-12
-"""Policies that keep the same passages differ only by rounding."""
+"""Differences up to this are rounding: such policies keep the same passages."""
 
 _DIGITS = 8
-"""Digits of a threshold of sufficiency."""
+"""How many digits a threshold of sufficiency has."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Certification:
 def certify(
     ordering: Grid, testing: Grid, *, alpha: float, delta: float, seed: int = 0
 ) -> Certification:
-    """Order policies on one set of queries, test them on another, choose among those that pass.
+    """Order policies on one set of queries, test them on another, and choose among the passing.
 
     Today's context is the baseline of recall loss, so it loses nothing, and only policies of higher
     UDCG are worth a test.
@@ -143,7 +143,7 @@ def calibrate_sufficiency(
     false_alarms: float = 0.05,
     delta: float = 0.1,
 ) -> SufficiencyProfile:
-    """Certify a threshold of P(relevant) below which a context is called insufficient.
+    """Certify a threshold on P(relevant) below which a context is called insufficient.
 
     There is none if the queries are too few.
 
@@ -221,7 +221,7 @@ def certified_threshold(probabilities: ArrayLike, alpha: float, delta: float) ->
 
 
 def fewest_for_threshold(alpha: float, delta: float) -> int:
-    """Return the fewest held-out contexts with a relevant passage that a threshold needs.
+    """Return the fewest held-out contexts with a relevant passage that a threshold requires.
 
     >>> fewest_for_threshold(0.05, 0.1)
     45

@@ -1,4 +1,4 @@
-"""Choose among the policies of a grid: balanced, leaner or richer contexts, or an extension.
+"""Chooses among a grid's policies: balanced, leaner or richer contexts, or an extension.
 
 Pure: sums over labelled queries in, the place of one policy out. The same choice can be made
 without the queries that measure it (`Folded`).
@@ -18,11 +18,11 @@ from ctxguard.core.types import FloatArray
 from ctxguard.measure.rows import BoolArray, IntArray
 
 RICHEST = 2.0
-"""The most tokens of a richer context on the mean, as a share of today's."""
+"""The most tokens in a richer context on average, as a share of today's."""
 
 
 class Step(NamedTuple):
-    """One rung of the ladder from bold to careful choices.
+    """A rung of the ladder from bold to careful choices.
 
     Attributes:
         caution: Standard errors of recall by which a policy must be clear of the tolerance.
@@ -41,18 +41,18 @@ LADDERS: Mapping[Context, Sequence[Step]] = {
     ),
     "richer": (Step(0.5, RICHEST),),
 }
-"""The steps that are tried for each cost of a context, the boldest first. The first choice that
+"""The steps tried for each cost of a context, the boldest first. The first choice that
 may be enforced is taken: a bold one that few labels refute gives way to a careful one."""
 
 TOKEN_CAUTION = 0.5
-"""Standard errors by which mean tokens must be below their bound: of many policies near a bound,
-the one that looks cheapest by these queries is mostly lucky."""
+"""How many standard errors mean tokens must be below their bound: of many policies near a bound,
+the one that looks cheapest on these queries is mostly lucky."""
 
 EXTENSION_CAUTION = 1.64
-"""Paired standard errors by which UDCG of an extension must be above today's."""
+"""How many paired standard errors an extension's UDCG must be above today's."""
 
 LOST_QUERIES = 0.5
-"""Queries added to those at hand, each of which loses everything relevant. With few labels most
+"""How many queries that lose everything relevant are added to the actual ones. With few labels most
 policies lose nothing on any query, and a standard error of 0 would say that they never do."""
 
 _WIDER = (1.0, 1.2, 1.6, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0)
@@ -117,7 +117,7 @@ class PolicySums(NamedTuple):
         return self._error(self.gain)
 
     def token_share(self, caution: float) -> FloatArray:
-        """Mean tokens as a share of today's, with standard errors added, shape (n_policies,)."""
+        """Mean tokens as a share of today's, plus standard errors, shape (n_policies,)."""
         more = self.tokens[0] + caution * self.all_queries * self._error(self.tokens)
         return np.asarray(1.0 + more / max(self.today_tokens, _TIE))
 
@@ -127,7 +127,7 @@ class PolicySums(NamedTuple):
         return np.asarray(np.sqrt(variance / max(self.all_queries - 1.0, 1.0)))
 
     def least_recall(self, caution: float) -> FloatArray:
-        """Return mean recall minus today's, with standard errors subtracted, shape (n_policies,).
+        """Return mean recall minus today's, less standard errors, shape (n_policies,).
 
         The error includes the added lost queries: if nothing was lost it would be 0. Without a
         query that has a relevant passage it is −1.
@@ -142,13 +142,13 @@ class PolicySums(NamedTuple):
 
 
 Choose = Callable[[PolicySums], int | None]
-"""Finds the place of a policy among those that were tried; None where none is accepted, and what is
-served today stays."""
+"""Finds the place of a policy among those that were tried; None if none is accepted, so that
+today's context stays."""
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A grid's policies over all choosing queries: four folds choose, and the fifth measures.
+    """A grid's policies over all choosing queries: four folds choose, the fifth measures.
 
     The probabilities are out of fold already; nothing is fitted again. On 60 splits of five
     collections recall was overstated by .001, and its lower bound above the truth in 9% at a
@@ -174,7 +174,7 @@ class Folded:
         return None if place is None else self.tried[place]
 
     def by_others(self, choose: Choose) -> Mapping[int, GridIndex | None]:
-        """Return the choice that the other folds make for each fold; None to keep today's context.
+        """Return, for each fold, the other folds' choice; None to keep today's context.
 
         Without other folds nothing is chosen.
         """
@@ -186,7 +186,7 @@ class Folded:
     def contexts(
         self, chosen: Mapping[int, GridIndex | None], serving_k: int
     ) -> tuple[IntArray, BoolArray]:
-        """Return every query's context under the choice of the other folds, else today's.
+        """Return every query's context under the other folds' choice, or else today's.
 
         The form is that of `Grid.contexts`.
         """
@@ -200,7 +200,7 @@ class Folded:
         return order, kept
 
     def share_chosen(self, chosen: Mapping[int, GridIndex | None]) -> float:
-        """Return the share of the queries for which the other folds choose something, in [0, 1].
+        """Return the share, in [0, 1], of the queries for which the other folds choose a policy.
 
         If it is small, most contexts are today's, and say nothing about the choice of all queries.
         """
@@ -209,7 +209,7 @@ class Folded:
 
     @cached_property
     def _without(self) -> Mapping[int, PolicySums]:
-        """The sums of the other folds for each fold, if there are other folds."""
+        """The other folds' sums, for each fold, if there are other folds."""
         numbers = np.unique(self.fold).tolist()
         return {
             number: PolicySums.of(self.grid, self.tried, self.fold != number)

@@ -68,16 +68,16 @@ KEYWORD_METRICS: Mapping[str, str] = {
 DESCRIPTIONS: Mapping[str, str] = {**LABEL_METRICS, **KEYWORD_METRICS}
 
 IN_POOL = "in_pool"
-"""The relevant candidates of each query, which weigh its part of pooled recall: one ratio over all
-queries."""
+"""The number of relevant candidates of each query, its weight in pooled recall, which is one ratio
+over all queries."""
 
 Measured = Mapping[str, FloatArray]
-"""Metric name to its value for every query, shape (n_q,), NaN where it is undefined; and
+"""The values of each metric by name, one per query, shape (n_q,), NaN where undefined; also
 ``IN_POOL``."""
 
 
 def intervals(columns: Measured, measured: Measured, seed: int = 0) -> dict[str, Interval]:
-    """Average metrics, or differences in them, measured on these queries, with their intervals."""
+    """Average metrics, or differences in them, over these queries, with their intervals."""
     found = dict(zip(columns, bootstrap_intervals(columns.values(), seed=seed), strict=True))
     if (pooled := columns.get("pooled_recall")) is not None:
         own = measured[IN_POOL]
@@ -178,7 +178,7 @@ def of_contexts(
 
 
 def _counts_for_sure(pools: LabelledPools, temperature: float) -> BoolArray:
-    """Find the candidates whose worth comes from a label, or whose score makes harm likely."""
+    """Find candidates whose worth comes from a label, or whose score makes harm likely."""
     rules = pools.rules
     relative, incomparable = relative_values(pools, temperature)
     certain = (relative > (rules.score_ratio or 0.0)) & ~incomparable[:, None]

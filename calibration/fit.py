@@ -24,14 +24,14 @@ from ctxguard.measure.metrics import ndcg
 from ctxguard.measure.rows import BoolArray, IntArray
 
 WEIGHTS: tuple[float, ...] = tuple(round(step * 0.05, 2) for step in range(21))
-"""Weights of the dense leg that are tried in a convex fusion."""
+"""The weights of the dense leg that are tried in convex fusion."""
 
 _TEMPERATURE_RANK = 10
 _TEMPERATURE_SHARE = 0.1
 
 
 def significant(value: float, digits: int = 6) -> float:
-    """Round to more significant digits than labels support, so that files stay short.
+    """Round to a few digits, still more than labels support, so that files stay short.
 
     >>> significant(0.123456789), significant(1234.5678, 5)
     (0.123457, 1234.6)
@@ -59,7 +59,7 @@ def fit_fusion(pools: LabelledPools) -> Fusion:
 
 
 def _ndcg(pools: LabelledPools, legs: Sequence[Mapping[str, Leg]], weight: float) -> FloatArray:
-    """Return nDCG@10 of every query under convex fusion, shape (n_q,); NaN without an answer."""
+    """Return every query's nDCG@10 under convex fusion, shape (n_q,); NaN without an answer."""
     fused = np.full(pools.scores.shape, np.nan)
     for row, own in enumerate(legs):
         fused[row, : pools.lengths[row]] = fuse(own, Fusion("convex", weight))
@@ -92,11 +92,11 @@ _DIGITS = 8
 """Significant digits of a coefficient in a profile: more than the labels support."""
 
 REGULARISATION = 0.03
-"""C of the regression. In nested cross-validation on five collections 0.03 and 0.1 were equal, and
+"""The regression's C. In nested cross-validation on five collections 0.03 and 0.1 were equal, and
 better than 1 by 0.004 to 0.009 mean UDCG."""
 
 _CLIP = 8.0
-"""Standardised features count as at most this, so that no single outlier decides."""
+"""Standardised features are clipped to this, so that no single outlier decides."""
 
 _FREE = 5.0
 """Scale of the age of a column of metadata and of whether the query names its value, which somebody
@@ -108,7 +108,7 @@ _COLUMNS = 8
 
 
 def pool_features(pools: Pools) -> FloatArray:
-    """Return the features of every candidate, one query after the other, as the guard makes them.
+    """Return the features of every candidate, query by query, as the guard computes them.
 
     Shape (n_candidates, n_features).
     """
@@ -179,7 +179,7 @@ def fit_model(
 
 
 def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Scale features in place to mean 0 and deviation 1, clipped; also return means and scales."""
+    """Scale features in place to mean 0 and deviation 1, and clip; also return means and scales."""
     # A few columns at a time: numpy copies its input to compute the deviation.
     parts = np.array_split(inputs, max(inputs.shape[1] // _COLUMNS, 1), axis=1)
     means, scales = inputs.mean(axis=0), np.concatenate([part.std(axis=0) for part in parts])
@@ -223,7 +223,7 @@ def out_of_fold(pools: LabelledPools, model: RelevanceModel) -> FloatArray:
 
 
 def fold_numbers(groups: Sequence[str] | NDArray[np.str_]) -> IntArray:
-    """Deal queries into at most `FOLDS` folds, numbered from 0, of about equally many groups.
+    """Deal queries into up to `FOLDS` folds, numbered from 0, with about equally many groups.
 
     The names of their groups alone decide, not the order of the file.
     """
@@ -236,7 +236,7 @@ def fold_numbers(groups: Sequence[str] | NDArray[np.str_]) -> IntArray:
 
 
 def folds(groups: Sequence[str] | NDArray[np.str_]) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield the places of each fold's queries, and those of all others, by `fold_numbers`."""
+    """Yield the positions of each fold's queries and of all others, using `fold_numbers`."""
     fold = fold_numbers(groups)
     for number in np.unique(fold):
         yield np.flatnonzero(fold == number), np.flatnonzero(fold != number)

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from ctxguard.monitor.store import SampleStore
 
 TOP_GRADE = 3
-"""The highest grade of people's scale, which is the judging language model's too."""
+"""The highest grade on people's scale, and on that of a language model that judges."""
 _AT_ONCE = 200
 """How many samples' texts are in memory at once."""
 SYNTHETIC = (
@@ -71,7 +71,7 @@ SYNTHETIC = (
 
 
 class _Sample(NamedTuple):
-    """One judged sample without its texts, but with estimates of their tokens, NaN if not kept.
+    """A judged sample without its texts, but with estimates of their tokens, NaN if not kept.
 
     ``request`` is its row in the store, a ``REQUEST``.
     """
@@ -94,7 +94,7 @@ class _Sample(NamedTuple):
 
     @property
     def ranking(self) -> Ranking:
-        """The sample without metadata signals, which a profile computes from columns it names."""
+        """The sample's ranking without metadata signals, which profiles compute from columns."""
         ranking = self.record.ranking()
         own = {name: values for name, values in ranking.signals.items() if ":" not in name}
         return replace(ranking, signals={**own, TOKENS: self.tokens})
@@ -192,7 +192,7 @@ def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
 
 
 def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_grade: int) -> Rows:
-    """Read the samples' rows again, with these utilities and the places in the pools."""
+    """Read the samples' rows again, with these utilities and their places in the pools."""
     of_judge = [one.grade for each in samples for one in each.sample.judge.values()]
     of_people = [one.grade for each in samples for one in each.sample.people.values()]
     scale = Scale(utilities, max([1, *of_judge]), max([top_grade, *of_people]))
@@ -235,7 +235,7 @@ def calibrate_from_store(
     fingerprint: Mapping[str, str] | None = None,
     corpus_sketch: CorpusSketch | None = None,
 ) -> Profile:
-    """Fit one route's policy with the highest expected utility at the wanted cost of context.
+    """Fit the policy with the highest expected utility at the wanted cost of context, on one route.
 
     The verdict holds its gain over the first ``serving_k`` in recall and UDCG, each request decided
     by a policy that was fitted without its question; the evidence is of these contexts, or of
@@ -300,7 +300,7 @@ def _verdict(
     today: IntArray,
     settings: Settings,
 ) -> RouteVerdict:
-    """Judge the policy as with labels, from its estimated differences from today."""
+    """Judge the policy as with labels, by its estimated differences from today's context."""
     tolerance, max_loss = settings.tolerance, settings.max_loss
     verdict = RouteVerdict(
         decision="shadow",

@@ -1,4 +1,4 @@
-"""Every policy of a family, (k, threshold), over all queries at once.
+"""Evaluates every policy of a family, (k, threshold), over all queries at once.
 
 A policy keeps a prefix: a candidate is kept by (k, threshold) if its rank is at most k, and its
 own value and those of all candidates before it reach the threshold. So the number of candidates it
@@ -24,18 +24,18 @@ from ctxguard.measure.rows import BoolArray, IntArray
 
 RATIOS: FloatArray = np.round(np.arange(0, 100) / 100, 2)
 PROBABILITIES: FloatArray = np.concatenate([[0.0], np.geomspace(0.002, 0.9, 60).round(4)])
-"""Thresholds on P(relevant), each a tenth higher: most candidates are far below 0.05."""
+"""Thresholds on P(relevant), each a tenth above the last: most candidates are far below 0.05."""
 
 EXPECTED = 0.5
-"""Weight of P(relevant)'s estimate in the figures by which policies are chosen. On 60 splits of
-five collections the mean recall of the chosen policy looked 0.006 too high, by labels alone 0.019;
-at 0.65 the same is served."""
+"""The weight of estimates by P(relevant) in the figures by which policies are chosen. On 60 splits
+of five collections the mean recall of the chosen policy looked 0.006 too high, by labels alone
+0.019; at 0.65 the same is served."""
 
 _LEAST_SUM = 1e-9
-"""Smallest sum of probabilities that is scaled."""
+"""The smallest sum of probabilities that is scaled."""
 
 GridIndex = tuple[int, int]
-"""A policy's place in a grid: index of its k, index of its threshold."""
+"""A policy's place in a grid: the index of its k and that of its threshold."""
 
 
 def thresholds_reached(
@@ -91,11 +91,11 @@ class Grid:
         return self.ks[index[0]], float(self.thresholds[index[1]])
 
     def policy(self, index: GridIndex) -> Policy:
-        """Return the policy at a place of the grid."""
+        """Return the policy at a place in the grid."""
         return self.make(*self.settings(index))
 
     def kept(self, indices: Sequence[GridIndex]) -> IntArray:
-        """Count how many passages of each query some policies keep, shape (n_q, n_indices)."""
+        """Count how many passages of each query these policies keep, shape (n_q, n_indices)."""
         sizes, thresholds = np.array(indices, dtype=np.int64).reshape(-1, 2).T
         counts: IntArray = np.minimum(self._above[:, thresholds], np.array(self.ks)[sizes])
         return counts
@@ -128,7 +128,7 @@ class Grid:
 
     @property
     def today(self) -> float:
-        """Mean UDCG of the baseline, which is served today; there is at least one query."""
+        """Mean UDCG of the baseline, which is served today, over at least one query."""
         return float((self.pools.utilities * self._todays_discounts).sum(axis=1).mean())
 
     @property
@@ -152,7 +152,7 @@ class Grid:
         return np.stack(udcgs), np.stack(losses)
 
     def at(self, indices: Sequence[GridIndex]) -> tuple[FloatArray, FloatArray]:
-        """Return UDCG and recall loss of every query under some policies, (n_q, n_indices) each.
+        """Return every query's UDCG and recall loss under these policies, (n_q, n_indices) each.
 
         Recall loss is the share of the baseline's relevant passages that a policy drops, NaN where
         the baseline has none.
@@ -207,7 +207,7 @@ class Grid:
 
 
 def with_expected(pools: LabelledPools, part: float) -> tuple[FloatArray, FloatArray]:
-    """Replace part of every label with its expectation under P(relevant), where that is known.
+    """Replace part of every label with its expectation under P(relevant), if that is known.
 
     Each query is expected to have as many relevant candidates as its labels name; P says which.
     Returns how relevant each candidate is, in [0, 1], and its worth.
@@ -236,7 +236,7 @@ def ratio_grid(
     ratios: FloatArray = RATIOS,
     min_keep: int = 1,
 ) -> Grid:
-    """Make every (k, min_ratio); min_ratio is always 0 if scores carry only rank.
+    """Make a grid of every (k, min_ratio); min_ratio is always 0 if scores carry only rank.
 
     Args:
         temperature: Fitted to these pools unless given.
@@ -285,7 +285,7 @@ def utility_grid(
     min_keep: int = 1,
     per_token: bool = True,
 ) -> Grid:
-    """Make every (k, cost) of expected-utility policies with one model.
+    """Make a grid of every (k, cost) of expected-utility policies with one model.
 
     Args:
         probabilities: Shape (n_q, depth), from the model; out of fold if a threshold is chosen
@@ -321,7 +321,7 @@ def utility_grid(
 
 
 def sizes(largest: int) -> list[int]:
-    """Return the context sizes to choose from: every size up to 16, then each a tenth larger.
+    """Return the context sizes to choose from: all up to 16, then each a tenth above the last.
 
     Among many sizes that differ little, the best on few labels is merely the luckiest.
 

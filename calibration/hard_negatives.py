@@ -1,4 +1,4 @@
-"""Hard negatives: passages ranked high but labelled not relevant, as training triplets.
+"""Mines hard negatives, passages ranked high but labelled not relevant, as training triplets.
 
 An unlabelled passage may be relevant. It is taken as a negative only on request, and only if its
 score is below that of the best relevant passage by a margin. `write_triplets` writes a file; all

@@ -45,14 +45,14 @@ from ctxguard.measure.worth import READERS, Utilities
 
 KS = (1, 3, 5, 10, 20)
 MOST_PROBABLE = 0.99
-"""The highest threshold."""
+"""The highest threshold on P(relevant)."""
 BY_K: Mapping[str, Metric] = {
     "precision": Metric.PRECISION,
     "mrr": Metric.SERVED_MRR,
     "udcg": Metric.UDCG,
     "recall": Metric.POOLED_RECALL,
 }
-"""Metrics of the table by k. Recall counts the relevant candidates among those that could be
+"""The metrics in the table by k. Recall counts the relevant candidates among those that could be
 judged."""
 COMPARED = (Metric.UDCG, Metric.POOLED_RECALL)
 """The metrics by which contexts are compared."""
@@ -94,22 +94,22 @@ class JudgedRequests:
 
     @property
     def n_graded(self) -> int:
-        """Number of requests with a passage that people graded."""
+        """The number of requests of which people graded a passage."""
         return len(np.unique(self.rows.request[self.is_graded]))
 
     @property
     def n_judged(self) -> int:
-        """Number of candidates that were to be judged."""
+        """The number of candidates that were to be judged."""
         return int(np.count_nonzero(self.rows.passages["size"]))
 
     @property
     def n_failed(self) -> int:
-        """Number of candidates without a grade, because a call of the judge failed."""
+        """The number of candidates without a grade because a call of the judge failed."""
         return int(np.count_nonzero(self.rows.passages["judge_grade"] == FAILED))
 
     @property
     def in_words(self) -> str:
-        """Says whose figures the estimates are."""
+        """Whose grades the estimates are based on, in words."""
         judged = f"{count(len(self.pools), 'request')} judged"
         n = int(self.is_graded.sum())
         if self.is_exact:
@@ -143,7 +143,7 @@ class JudgedRequests:
 
     @cached_property
     def lacking(self) -> int:
-        """About how many more grades people must give, at least, before contexts can be compared.
+        """Roughly how many more grades people must give, at least, before contexts can be compared.
 
         Pooled recall needs grades of dropped passages too.
         """
@@ -151,13 +151,13 @@ class JudgedRequests:
 
     @cached_property
     def served(self) -> Mapping[Metric, Estimate]:
-        """The metrics of the served contexts, corrected by people's grades where these suffice."""
+        """The metrics of the served contexts, corrected by people's grades if there are enough."""
         if not self.is_graded.any():
             return dict.fromkeys(COMPARED, lacks_grades(DEFAULT_MIN_N))
         return self._corrected(self.rows)
 
     def estimates(self, ranks: IntArray) -> dict[Metric, Interval]:
-        """Estimate the metrics of contexts, corrected by people's grades where these suffice.
+        """Estimate the metrics of contexts, corrected by people's grades if there are enough.
 
         Otherwise they are the judge's own view, without intervals. Reciprocal rank is undefined
         where passages of a context were judged, or graded, without those above. Ranks are as in
@@ -248,7 +248,7 @@ def _plain(found: Interval) -> Interval:
 def fitted_policy(
     judged: JudgedRequests, settings: Settings, without: int = -1
 ) -> ExpectedUtilityPolicy:
-    """Fit P(relevant), and keep candidates as long as the utilities make them worth it.
+    """Fit P(relevant), and a policy that keeps candidates as long as the utilities justify it.
 
     The context bounds what is kept (`_threshold`). No threshold is tuned on grades: that would tune
     it to the judge's errors.
@@ -329,7 +329,7 @@ def decided(pools: Pools, policy: Policy) -> IntArray:
 
 
 def decided_by_others(judged: JudgedRequests, settings: Settings) -> IntArray:
-    """Decide on each request with the policy fitted without its fold."""
+    """Decide on each request with a policy that was fitted without its fold."""
     ranks = np.zeros(judged.pools.scores.shape, np.intp)
     for fold in np.unique(judged.fold).tolist():
         rows = np.flatnonzero(judged.fold == fold)
@@ -338,7 +338,7 @@ def decided_by_others(judged: JudgedRequests, settings: Settings) -> IntArray:
 
 
 def table_by_k(judged: JudgedRequests) -> dict[int, dict[str, Interval]]:
-    """Estimate the metrics of the first k, with intervals where people's grades correct the judge.
+    """Estimate the metrics of the first k, with intervals if people's grades correct the judge.
 
     Any k could be served: judging always gives at least this table.
     """

@@ -12,13 +12,13 @@ from ctxguard.core.types import FloatArray
 from ctxguard.measure.interval import Interval, t_quantile
 
 FEWEST_QUESTIONS, FEWEST_DIFFERENT = 100, 30
-"""Fewest questions for a price: with marked answers, and of these with different contexts."""
+"""The fewest questions for a price: with marked answers, and of those with different contexts."""
 
 CONFIDENCE = 0.95
 
 
 def irrelevant_utility(correct: FloatArray, relevant: FloatArray, others: FloatArray) -> Interval:
-    """Estimate the utility of a passage that is not relevant, where a relevant one is worth 1.
+    """Estimate the utility of a passage that is not relevant if a relevant one is worth 1.
 
     Fits correct = gain · relevant + cost · others by least squares to the differences; the utility
     is cost / gain, negative where such a passage harms. The interval (95%) is Fieller's, with

@@ -7,14 +7,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 FIRST = 5
-"""How many of today's first are always graded: with fewer, nothing compares with what is served."""
+"""How many of today's first passages are always graded: fewer give nothing to compare with what is
+served."""
 OF_OTHERS = 2
-"""The same for every other route: a choice between routes turns on the passages that one ranks high
+"""The same for every other route: a choice between routes depends on passages that one ranks high
 and another does not."""
 HEAD = 7
 """The most passages of the first step, when the routes hardly agree."""
 STEP = 4
-"""Size of each further step."""
+"""The size of each further step."""
 MOST = 20
 """The most passages graded for any question."""
 
@@ -41,7 +42,7 @@ def pooled(question: str, rankings: Sequence[Sequence[str]]) -> Steps:
 
 
 def to_grade(steps: Steps, grades: Mapping[str, int]) -> list[str]:
-    """List the passages to grade, in order, as far as they follow from the grades so far.
+    """List the passages to grade, in order, as far as the grades so far determine them.
 
     The first step is always graded; a further one once all before it are, if the last of these held
     a relevant passage (of a grade over 0). If the first held none, one more is graded.

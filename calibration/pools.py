@@ -1,4 +1,4 @@
-"""The candidates of labelled queries on one route, as padded tables.
+"""Holds the candidates of labelled queries on one route, as padded tables.
 
 Pure. A table has shape (n_q, depth), best candidates first, and NaN beyond the end of a pool.
 """
@@ -78,7 +78,7 @@ class Pools:
 
     @cached_property
     def lengths(self) -> IntArray:
-        """How many candidates each query has, shape (n_q,)."""
+        """The number of candidates of each query, shape (n_q,)."""
         return np.fromiter(map(len, self.passage_ids), np.int64, len(self))
 
     @cached_property
@@ -92,7 +92,7 @@ class Pools:
         return np.nan_to_num(self.retrieved * 1.0 if self.tokens is None else self.tokens)
 
     def labelled_ids(self, row: int, labelled: Container[str]) -> list[tuple[str, ...]]:
-        """Return, for each candidate of a query, the ids under which labels may name it.
+        """Return, for each candidate of a query, the ids by which labels may name it.
 
         They are its own id and those of its copies. If none of these is labelled, a document's
         label goes to its best-ranked chunk, so that a document counts once.
@@ -220,7 +220,7 @@ class LabelledPools(Pools):
 
     @property
     def n_answerable(self) -> int:
-        """Queries with a relevant passage, in the pool or not."""
+        """The number of queries with a relevant passage, in the pool or not."""
         return int((self.n_relevant > 0).sum())
 
 
@@ -287,7 +287,7 @@ def label(
 
 
 def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
-    """Says in one line how the figures count a passage without a label."""
+    """A line that says how the figures count a passage without a label."""
     if dataset.positives_only:
         return (
             "the labels hold only relevant passages, so a passage without a label counts as not "
@@ -307,7 +307,7 @@ def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
 
 
 def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
-    """Refuse labels of passages that a retriever returned for no query.
+    """Refuse labels if the retriever returned none of the labelled passages for any query.
 
     Raises:
         CalibrationError: no candidate of any query is a passage that is labelled relevant.
@@ -327,7 +327,7 @@ def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
 
 
 def notes_on_themselves(several: Iterable[Pools]) -> tuple[str, ...]:
-    """Say once that queries are passages, which are left out of their own candidates."""
+    """Say once that queries are also passages, and are left out of their own candidates."""
     names = list(dict.fromkeys(name for pools in several for name in pools.themselves))
     if not names:
         return ()

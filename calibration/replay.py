@@ -1,4 +1,4 @@
-"""Replay every labelled query through a retriever once, and keep its candidates as columns.
+"""Replays every labelled query through a retriever once, and keeps its candidates as columns.
 
 Calls the retriever; later steps read these pools alone. `encode_queries` keeps native libraries to
 one thread meanwhile, and needs the extra `calibrate`.
@@ -209,7 +209,7 @@ class Readings:
     def of(
         self, ranking: Ranking, candidates: Sequence[int], passage_of: PassageOf
     ) -> dict[int, Passage]:
-        """Return the candidates' passages by position, without those that have no text."""
+        """Return the candidates' passages by position, except those that have no text."""
         ids = ranking.passage_ids
         known = self._passages if isinstance(ranking.passages, PassageLines) else {}
         missing = [position for position in candidates if ids[position] not in known]
@@ -226,7 +226,7 @@ class Readings:
         return found
 
     def add(self, passage: Passage) -> None:
-        """Note a passage; the first text seen for an id stays."""
+        """Note a passage; the first text seen for an id is kept."""
         name = passage.passage_id
         if name in self._keys:
             return
@@ -331,7 +331,7 @@ def _answer(
 def _whole_signals(
     signals: Mapping[str, FloatArray], beyond: BoolArray
 ) -> tuple[dict[str, FloatArray], tuple[str, ...]]:
-    """Return the signals that every candidate has, and a line about each of the others.
+    """Return the signals that every candidate has, and a line about each other signal.
 
     Raises:
         ConfigurationError: a signal's name has a full stop, as only the names of its features do.
@@ -357,7 +357,7 @@ def _whole_signals(
 def _readable(
     ranking: Ranking, candidates: Sequence[int], passage_of: PassageOf
 ) -> dict[int, Passage]:
-    """Read the candidates' passages; one without a text is looked up, as those of a run are."""
+    """Read the candidates' passages; look up those without a text, such as those of a run."""
     read = read_passages(ranking.passages, candidates)
     found = {}
     for position, passage, text in zip(read.positions, read.passages, read.texts, strict=True):
@@ -413,7 +413,7 @@ def _names(
     members: Mapping[str, Sequence[str]],
     document_of: Mapping[str, str],
 ) -> tuple[dict[int, tuple[str, ...]], dict[int, tuple[str, ...]]]:
-    """Return the copies of a query's candidates, and their documents, both by place.
+    """Return the copies of a query's candidates, and their documents, both by position.
 
     ``same`` maps passages with the same text to the first of them, ``members`` back.
     """

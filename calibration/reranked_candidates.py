@@ -1,4 +1,4 @@
-"""A retriever of recorded lists of candidates, scored by the reranker being calibrated.
+"""Retrieves recorded lists of candidates, scored by the reranker being calibrated.
 
 `read_candidates` reads a file; a retriever calls the reranker, and waits between attempts.
 """
@@ -15,7 +15,7 @@ from ctxguard.profile import reranker_probe
 from ctxguard.retrieval.protocols import Reranker
 
 PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Seconds before an endpoint that refused for its rate limit is called again."""
+"""Seconds before calling an endpoint again that refused because of its rate limit."""
 
 
 def read_candidates(path: Path | str) -> dict[str, tuple[Passage, ...]]:
@@ -86,7 +86,7 @@ class RerankedCandidates:
         self._probed: str | None = None
 
     def fingerprint(self) -> dict[str, str]:
-        """Identifies the reranker; the service compares it with its own.
+        """A fingerprint of the reranker, which the service compares with its own.
 
         Raises:
             StageError: the reranker failed, or is not the one that scored the first lists.
@@ -98,7 +98,7 @@ class RerankedCandidates:
         }
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
-        """Return all candidates of a query with their scores; of equal ones, the first is better.
+        """Return all candidates of a query with their scores; of equal scores, the first is better.
 
         Raises:
             QueryError, StageError: there are none, or the reranker failed.

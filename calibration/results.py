@@ -1,4 +1,4 @@
-"""One table of results: policies × metrics, each with its interval and its paired difference.
+"""Holds the one table of results: policies × metrics, with intervals and paired differences.
 
 The commands, the report and ``--json`` all show this table. Pure: no I/O, no clock, no logging.
 """
@@ -21,7 +21,8 @@ LOWER_IS_BETTER = frozenset(
     }
 )
 NEITHER_IS_BETTER = frozenset({"kept", "tokens", "judged", "recall_at_depth", "ndcg_at_10"})
-"""Sizes of a context, and metrics of the candidates before any policy."""
+"""Metrics without a better direction: context sizes, and metrics of candidates before any
+policy."""
 
 COMPARED = (
     *("recall", "precision", "precision_judged", "mrr", "ndcg", "udcg", "harm"),
@@ -44,7 +45,7 @@ class Difference(Interval):
     outcome: Outcome
 
     def is_regression(self, tolerance: float = 0.0) -> bool:
-        """Return whether it is worse by more than noise and ``tolerance``, in the metric's unit."""
+        """Return whether the metric is worse by more than noise and ``tolerance``, in its unit."""
         if self.outcome != "worse" or self.bounds is None:
             return False
         return min(map(abs, self.bounds)) > tolerance
@@ -98,7 +99,7 @@ class Results:
     def only(
         self, policies: Iterable[str] | None = None, metrics: Iterable[str] | None = None
     ) -> "Results":
-        """Return part of the table, in this order; names that it lacks are left out."""
+        """Return part of the table, in this order; names that it lacks are ignored."""
         wanted = product(
             self.policies if policies is None else policies,
             self.metrics if metrics is None else metrics,
@@ -143,7 +144,7 @@ def tabulate(
 def differences(
     these: Measured, those: Measured, metrics: Iterable[str], *, seed: int = 0
 ) -> dict[str, Difference]:
-    """Subtract the second from the first by metric, paired by query; both cover the same queries.
+    """Subtract the second from the first, by metric and paired by query, on the same queries.
 
     >>> harm = lambda *values: {"harm": np.array(values)}
     >>> differences(harm(2.0, 3.0), harm(1.0, 2.0), ["harm"])["harm"].outcome

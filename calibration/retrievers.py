@@ -157,7 +157,7 @@ class RankingSource(RetrieverAdapter):
         return ranking
 
     def _with_direction(self, ranking: Ranking) -> Ranking:
-        """Mark a list whose order contradicts its scores, and count it."""
+        """Mark and count a list whose order contradicts its scores."""
         contradicted = is_contradicted(ranking)
         scores = [float(score) for score in ranking.scores if is_valid(score)]  # type: ignore[arg-type]
         self._compared += differ(scores)
@@ -169,7 +169,7 @@ class RankingSource(RetrieverAdapter):
         return replace(ranking, contradicted=contradicted)
 
     def check_directions(self) -> None:
-        """Refuse scores that the order of most lists so far contradicts.
+        """Refuse scores if the order of most lists so far contradicts them.
 
         A list without two different scores is not counted.
 
@@ -214,7 +214,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _in_loop(start: Callable[[], Any]) -> Any:
-    """Call ``start`` in the loop and return its result, awaited if it is awaitable."""
+    """Call ``start`` in the loop and return its result, after awaiting it if it is awaitable."""
 
     async def finished() -> Any:
         returned = start()

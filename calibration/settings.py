@@ -1,4 +1,4 @@
-"""The settings for choosing a policy, shared by `ctxguard calibrate` and `calibrate()`. Pure."""
+"""Defines the settings for choosing a policy, in `ctxguard calibrate` and `calibrate()`. Pure."""
 
 from typing import Literal, Self, get_args
 
@@ -13,13 +13,13 @@ Family = Literal["auto", "ratio", "expected_utility"]
 Context = Literal["leaner", "balanced", "richer"]
 
 SIZES: tuple[Context, ...] = get_args(Context)
-"""How much a context may cost, the least first."""
+"""The costs that a context may have, the lowest first."""
 
 Wanted = Context | Literal["utility"]
 """The aim of a choice: a context of such a cost, or the highest utility."""
 
 TOLERANCE = 0.01
-"""The mean recall that a choice may lose."""
+"""How much mean recall a choice may lose."""
 
 MAX_LOSS = 0.05
 """How far below today's figures the lower bounds of a served policy may lie."""
@@ -79,7 +79,7 @@ class ChoiceSettings(SettingsModel):
 
 
 class Settings(ChoiceSettings):
-    """How to choose and certify, with the settings that only a calibration in Python has."""
+    """How to choose and certify, with settings that only a calibration in Python has."""
 
     context: Wanted = setting(  # type: ignore[assignment]  # one more than the command has
         "See ``ChoiceSettings``; ``utility`` takes the policy of highest UDCG, whatever its "

@@ -1,4 +1,4 @@
-"""Columns of the passages' metadata as signals: their kinds, and which ones leak the labels.
+"""Turns columns of passages' metadata into signals: finds their kinds, and which leak the labels.
 
 Pure, except that `read_columns` calls the retriever. `without_leaks` needs the extra `calibrate`.
 """
@@ -25,7 +25,7 @@ LEAKS_FROM = 0.99
 """A column whose own AUROC within queries reaches this was surely made from the labels."""
 
 FEWEST_FOR_LEAK = 10
-"""Fewest queries with candidates of both kinds for that judgment."""
+"""The fewest queries with candidates of both kinds for that judgment."""
 
 _QUERIES_READ = 50
 
@@ -37,7 +37,7 @@ def read_columns(
     depth: int,
     vectors: Mapping[str, Any] | None = None,
 ) -> tuple[SignalColumn, ...]:
-    """Tell the kind of each column from the candidates of some queries.
+    """Infer the kind of each column from the candidates of some queries.
 
     Args:
         source: On the route of all stages.
@@ -98,7 +98,7 @@ def of_column(signals: Iterable[str], column: SignalColumn) -> list[str]:
 def without_leaks(
     several: Sequence[LabelledPools], columns: Sequence[SignalColumn]
 ) -> tuple[list[LabelledPools], tuple[SignalColumn, ...], list[str]]:
-    """Leave out columns that give the labels away by themselves, with a note on each.
+    """Leave out columns that by themselves give the labels away, with a note on each.
 
     Such a column has a high AUROC: the share of every query's pairs of a relevant and another
     candidate that a regression on its signals alone puts in the right order, fitted to the queries

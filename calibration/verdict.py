@@ -22,21 +22,21 @@ from ctxguard.measure.interval import Interval, t_quantile
 from ctxguard.profile.schema import RouteVerdict
 
 FEWEST_MEASURED = 20
-"""Fewer queries with a relevant passage cannot prove anything."""
+"""With fewer queries that have a relevant passage, nothing can be shown."""
 
 CONFIDENCE = 0.9
 
 LEAST_SAVED = 0.05
-"""A saving counts as a gain from this share of today's tokens."""
+"""The smallest saving that counts as a gain, as a share of today's tokens."""
 
 RISK_PER_SAVED = 0.25
-"""Recall that may be lost at the lower bound for each share of the tokens saved, where a context
-was not asked to be lean: a shorter first k pays about as much for its saving. With 20 draws of 50
-labels of each of four sets, today = first 10, the worst set lost .003 of recall so and .011
-without; with 20 other draws .003 and .007."""
+"""The recall that may be lost at the lower bound per share of tokens saved, if a lean context was
+not asked for: a shorter first k pays about as much for its saving. With 20 draws of 50 labels of
+each of four sets, today = first 10, the worst set lost .003 of recall so and .011 without; with 20
+other draws .003 and .007."""
 
 _MOST_NEEDED = 5_000
-"""The most labels ever asked for."""
+"""The most labels that are ever asked for."""
 
 
 def verdict(
@@ -52,7 +52,7 @@ def verdict(
     refutable: bool = True,
     risk_per_saved: float = inf,
 ) -> RouteVerdict:
-    """Judge a policy by queries that did not choose it.
+    """Judge a policy on queries that had no part in its choice.
 
     It is safe if mean recall is at most ``tolerance`` below today's and the lower bounds on recall
     and on UDCG are at most ``max_loss`` below. A gain is shown if the interval of recall or of UDCG
@@ -116,7 +116,7 @@ def verdict(
 
 
 def lost_for(tokens: Interval, risk_per_saved: float) -> float:
-    """Return the recall that a saving may cost at its lower bound; −∞ if no saving is shown.
+    """Return how much recall a saving may cost at the lower bound; −∞ if no saving is shown.
 
     >>> lost_for(Interval(-0.2, -0.3, -0.1, 9), 0.25), lost_for(Interval(-0.02, -0.04, 0.0, 9), 1)
     (0.05, -inf)
@@ -134,7 +134,7 @@ def conclude(
     for_a_gain: Iterable[int | None],
     for_safety: Sequence[int | None],
 ) -> RouteVerdict:
-    """Decide from the figures whether to enforce the policy, shadow it or keep today's.
+    """Decide from the figures whether to enforce the policy, shadow it or keep today's context.
 
     Args:
         for_a_gain: The queries like these that would show each gain; None if none would.
@@ -162,7 +162,7 @@ def _bounded(differences: FloatArray) -> Interval:
 
 
 def needed_to_reach(figure: Interval, least: float = 0.0) -> int | None:
-    """Count the queries like these that would put a lower bound above ``least``.
+    """Count how many queries like these would put a lower bound above ``least``.
 
     Its distance from the mean shrinks with the square root of their number. None if the mean is not
     above it, or they would be over 5,000.
@@ -191,7 +191,7 @@ def mean_interval(values: FloatArray) -> Interval:
 
 
 def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
-    """Queries needed to enforce a policy that loses nothing on any; None if over 5,000.
+    """Count the queries needed to enforce a policy that loses nothing on any; None above 5,000.
 
     >>> fewest_to_enforce(0.01, 0.05)
     28
@@ -229,7 +229,7 @@ def lower_bound(differences: FloatArray, n: int | None = None) -> float:
 
 
 def _needed(differences: FloatArray, tolerance: float, max_loss: float) -> int | None:
-    """Count the queries like these that would show the policy to be safe; None if over 5,000."""
+    """Count how many queries like these would show the policy to be safe; None above 5,000."""
     if float(differences.mean()) < -tolerance:
         return None
     sizes = range(FEWEST_MEASURED, _MOST_NEEDED + 1)

@@ -1,4 +1,4 @@
-"""The compared settings of the retriever and its filter, written in words or calibrated. Pure."""
+"""Defines the compared settings of retriever and filter, written in words or calibrated. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -173,7 +173,7 @@ def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
 
 
 def from_profile(name: str, profile: Profile, source: str | None = None) -> Candidate:
-    """Build a candidate from the policy and fusion of the profile's route with the most stages."""
+    """Build a candidate from the policy and fusion of the profile's route with most stages."""
     # Routes are declared in order; the one with the most stages is first.
     route = next((route for route in Route if route in profile.routes), None)
     if route is None:

@@ -70,13 +70,13 @@ def risk_of(share: Interval) -> Risk | None:
 
 
 SHOWN_SIZES = 20
-"""Up to this size, the results for each context size are shown."""
+"""The largest context size for which results are shown."""
 
 
 def curve(
     pools: LabelledPools, policy: Policy
 ) -> tuple[tuple[Interval, ...], int, tuple[int, ...]]:
-    """Measure contexts of at most k passages under a policy, for k from 1 to 20 or its own k.
+    """Measure contexts of at most k passages under a policy, for k from 1 to 20, or to its own k.
 
     The threshold of the policy applies, so the curve is flat if it, not k, ends the context.
     Returns ``udcg_by_k``, ``optimal_k`` and ``within_noise`` of `Compared`.
@@ -271,7 +271,7 @@ def check_candidates(
 
 @dataclass
 class _Timed:
-    """A retriever that appends the time of each answer to ``seconds``."""
+    """A retriever that appends the time each answer took to ``seconds``."""
 
     source: RankingSource
     seconds: list[float]

@@ -1,4 +1,4 @@
-"""Comparisons saved as JSON, and a check of a new comparison against a saved one.
+"""Reads comparisons saved as JSON, and checks new comparisons against them.
 
 `SavedComparison.load` reads the file; all else is pure.
 """
@@ -114,7 +114,7 @@ def check_regressions(
     metrics: Sequence[str] = DEFAULT_METRICS,
     tolerance: float = 0.0,
 ) -> tuple[RegressionCheck, ...]:
-    """Compare every candidate with the saved one of its name, or with the only saved one.
+    """Compare each candidate with the saved one of the same name, or with the only saved one.
 
     Args:
         dataset_digest: Of the new one's queries and labels.

@@ -1,4 +1,4 @@
-"""Labelled queries: the data set, its digest, its parts.
+"""Holds labelled queries: the data set, its digest, its parts.
 
 Pure: ``calibration.data.readers`` reads the files.
 """
@@ -106,7 +106,7 @@ class Dataset:
 
     @cached_property
     def groups(self) -> Mapping[str, str]:
-        """The group of nearly equal questions that each query belongs to, by query id.
+        """The group of nearly equal questions to which each query belongs, by query id.
 
         Questions whose sets of words have a Jaccard similarity of 0.8 or more are in one group,
         named after its first id. They share a fold wherever some queries measure what others chose.
@@ -137,7 +137,7 @@ class Dataset:
         )
 
     def digest(self) -> str:
-        """Return the SHA-256 of the content, whatever its name, notes and order of lines."""
+        """Return the SHA-256 of the content, regardless of name, notes and order of lines."""
         content = {
             "queries": {q.query_id: [q.text, q.metadata] for q in self.queries},
             "qrels": self.qrels,
@@ -182,7 +182,7 @@ def same_text(first: Dataset, second: Dataset) -> tuple[tuple[str, str], ...]:
 
 
 def split_by_query(dataset: Dataset, shares: Sequence[float], seed: int = 0) -> tuple[Dataset, ...]:
-    """Split a data set into parts, so that no query and no question is in two of them.
+    """Split a data set into parts, so that no query and no question is in more than one.
 
     Queries with the same text (apart from case and white space) are one group, whatever their
     ids, and are counted in the notes. Groups are ordered by SHA-256 of the seed and their first

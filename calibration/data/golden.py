@@ -19,7 +19,7 @@ from ctxguard.errors import ConfigurationError, DataError
 SNAPSHOT = "snapshot.json"
 QUERIES = "queries.jsonl"
 DEFAULT_SPLIT = "train"
-"""The split that `ctxguard calibrate` prefers too."""
+"""The default split, which `ctxguard calibrate` prefers too."""
 
 _MAX_SNAPSHOT_BYTES = 16 * 2**20
 
@@ -85,7 +85,7 @@ def read_snapshot(folder: Path | str) -> Snapshot:
 
 
 def changes(folder: Path | str) -> tuple[str, ...]:
-    """List how a frozen set differs from its snapshot, one readable line each; empty if unchanged.
+    """List how a frozen set differs from its snapshot, one readable line for each difference.
 
     Raises:
         DataError: as ``read_snapshot``, or a file cannot be read.

@@ -1,4 +1,4 @@
-"""A file of labels, written while people grade: it holds the whole state of their work.
+"""Keeps a file of labels while people grade; it holds the whole state of their work.
 
 Each grade replaces the file in one step. Other fields of its lines are left alone. Reads and writes
 that file; `listed_questions` reads another.
@@ -109,7 +109,7 @@ class LabelFile:
 
     @property
     def max_grade(self) -> int:
-        """The highest grade of a passage; 0 without any."""
+        """The highest grade of any passage; 0 without grades."""
         given = [one.grade for of_one in self._judgments.values() for one in of_one.values()]
         return max(given, default=0)
 
@@ -121,7 +121,7 @@ class LabelFile:
         )
 
     def put(self, query: Query, passage_id: str, judgment: Judgment | None) -> None:
-        """Label a passage, or withdraw its label; this removes a "no answer" mark.
+        """Label a passage, or withdraw its label; either removes a "no answer" mark.
 
         Raises:
             DataError: the file cannot be written, or another program has changed it meanwhile.
@@ -171,7 +171,7 @@ class LabelFile:
     def _row(
         self, query: Query, labels: Mapping[str, Judgment], *, no_answer: bool
     ) -> dict[str, Any]:
-        """Write the labels of a question into its line; empty without labels."""
+        """Write a question's labels into its line, which is empty if there are none."""
         if not (labels or no_answer):
             return {}
         about = {} if query.metadata is None else {"metadata": dict(query.metadata)}

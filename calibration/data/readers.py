@@ -93,7 +93,7 @@ def _read_table(
     headers: Container[str],
     counts: Counter[str],
 ) -> "Labels[Label]":
-    """Read labels by query and passage; a first line that ends in a header is skipped."""
+    """Read labels by query and passage; skip a first line that ends in a header."""
     labels: Labels[Label] = {}
     for place, (record, cells) in enumerate(read_columns(path, (3, 4), _LABEL_FORM, counts)):
         query_id, *iteration, passage_id, value = cells
@@ -122,7 +122,7 @@ def _by_query(labels: "Labels[Label]") -> dict[str, dict[str, Label]]:
 
 
 class Corpus(Iterator[Passage]):
-    """Passages, read one at a time: those of a JSONL file, or sections of documents.
+    """Passages that are read one at a time: from a JSONL file, or as sections of documents.
 
     Attributes:
         path: Their file, or the folder of documents.
@@ -192,7 +192,7 @@ def _passages(path: Path, counts: Counter[str]) -> Iterator[Passage]:
 
 
 def _refuse_repeat(record: Record, what: str, key: _Key, first_line: dict[_Key, int]) -> None:
-    """Add the record's line to ``first_line``; raise if its key has one already."""
+    """Add the record's line to ``first_line``; raise if its key already has one."""
     if key in first_line:
         raise record.error(
             f"{what} id {shown(key)} is already on line {first_line[key]}; ids must be distinct"
@@ -433,7 +433,7 @@ def _queries(path: Path, counts: Counter[str], *text_names: str) -> Iterator[tup
 
 
 def _labelled(record: Record, name: str, default: object) -> list[tuple[str, object]]:
-    """Pair passage ids with labels: those in an object, or ``default`` for each id in a list."""
+    """Pair passage ids with labels: those in an object, or ``default`` for ids in a list."""
     value = record.fields.get(name)
     if value is None:
         return []

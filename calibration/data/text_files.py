@@ -88,7 +88,7 @@ class Record(NamedTuple):
         return DataError(message, path=self.path, line=self.line)
 
     def identifier(self, *names: str) -> str:
-        """Return the first of these fields that exists, as an id: text or a whole number."""
+        """Return the first of these fields that exists, as an id: a string or a whole number."""
         name, value = self._first(names)
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
@@ -113,7 +113,7 @@ class Record(NamedTuple):
         return clean(value, self.counts)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return a field that is a list of texts, none blank; empty if absent or null."""
+        """Return a field that is a list of texts, none of them blank; empty if absent or null."""
         value = self.fields.get(name)
         if value is None:
             return ()
@@ -191,7 +191,7 @@ def read_csv(path: Path, counts: Counter[str]) -> Iterator[Record]:
 def read_columns(
     path: Path, columns: Container[int], form: str, counts: Counter[str]
 ) -> Iterator[tuple[Record, list[str]]]:
-    """Read lines with their cells, separated by tabs or, without any, by white space.
+    """Read lines with their cells, which are separated by tabs, or else by white space.
 
     Where these make another number of columns, semicolons or commas may do, as in a table that a
     spreadsheet saved.
@@ -225,7 +225,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_model(form: type[Model], path: Path | str, max_bytes: int, what: str) -> Model:
-    """Read a JSON file; errors call it by its form, such as ``the snapshot of a golden set``."""
+    """Read a JSON file; errors name its form, such as ``the snapshot of a golden set``."""
     try:
         return form.model_validate_json(read_regular(Path(path), max_bytes))
     except OSError as error:
@@ -240,7 +240,7 @@ def notes_of(counts: Counter[str]) -> tuple[str, ...]:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines as UTF-8, each ended by a line feed on every platform; whole or not at all."""
+    """Write lines as UTF-8, ending in line feeds on every platform; all of them or none."""
     with atomic_write(path) as file:
         for line in lines:
             file.write(line.encode() + b"\n")

@@ -1,4 +1,4 @@
-"""The report of a calibration: one HTML page that a person can check, and the same as JSON.
+"""Writes the report of a calibration: one HTML page that a person can check, and JSON.
 
 ``report`` gathers the evidence as data; ``write_html`` and ``write_json`` write it to a file.
 """

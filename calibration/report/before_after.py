@@ -1,4 +1,4 @@
-"""Each question's context before and after: whether it answers, and what misleads.
+"""Compares each question's context before and after: whether it answers, and what misleads.
 
 Pure. The contexts after are those of a choice in which the question had no part.
 """
@@ -30,7 +30,7 @@ class BeforeAfter:
 
     @classmethod
     def of(cls, outcome: RouteOutcome) -> "BeforeAfter":
-        """Put the choice beside today's contexts: an answer has its question's best grade."""
+        """Put the choice beside today's contexts; an answer has its question's best grade."""
         pools, today, chosen = outcome.route.measured, outcome.today, outcome.chosen
 
         def both(marked: BoolArray) -> tuple[IntArray, IntArray]:

@@ -1,4 +1,4 @@
-"""The chart of a route: recall against tokens, as SVG. Pure.
+"""Draws the chart of a route: recall against tokens, as SVG. Pure.
 
 The text stays readable on a screen as narrow as a phone's. Colours are names of classes, which the
 style sheet of the page sets for a light screen, a dark one and paper.
@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 400, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 392, 8, 238
 _MOST_TICKS = 7
 _LETTER = 6.6
-"""Width of a letter, generously, at the size of a chart's text."""
+"""A generous width of a letter at the size of a chart's text."""
 _DESCRIPTION = "Recall against {}: the first k for every k, today's context, leaner and richer ones"
 
 _SYMBOLS = {
@@ -31,7 +31,7 @@ _SYMBOLS = {
 
 
 def frontier(route: RouteReport, stops: Sequence[DialStop] = ()) -> str:
-    """Draw today's context, leaner and richer ones, and the first k, for every k, by tokens.
+    """Draw today's context, leaner and richer ones, and the first k for every k, by tokens.
 
     Passages are counted where tokens are not known. The stops are sizes between, which a script
     marks as the dial turns.

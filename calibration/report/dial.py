@@ -1,4 +1,4 @@
-"""The report's dial: contexts from the leanest to the richest, with some questions that follow.
+"""Collects the report's dial: contexts from leanest to richest, with some questions that follow.
 
 Pure, except that it looks up the passages shown. At each stop, every question's context comes from
 a policy chosen without that question.
@@ -23,13 +23,13 @@ from ctxguard.core.render import one_line
 from ctxguard.measure.rows import BoolArray, IntArray
 
 STOPS = 16
-"""Sizes of context between the named ones; some may coincide."""
+"""The number of context sizes between the named ones; some may coincide."""
 
 _MOST = 3.0
-"""Multiples of the passages served today up to which the dial goes."""
+"""The largest size on the dial, as a multiple of the passages served today."""
 
 _NEAR = 0.1
-"""A policy matches a size if it keeps that many passages, give or take this share."""
+"""A policy matches a size if it keeps that many passages to within this share."""
 
 _APART = 0.03
 """The smallest share of passages by which two stops differ."""
@@ -146,7 +146,7 @@ def dial(
 
 
 def _between(outcome: RouteOutcome) -> list[_Contexts]:
-    """Contexts of sizes between the leanest and the richest policy, each chosen out of fold."""
+    """Choose contexts of sizes between the leanest and the richest policy, each out of fold."""
     route = outcome.route
     choosing, serving_k = route.choosing, route.settings.serving_k
     kept = choosing.sums.mean_kept

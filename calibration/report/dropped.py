@@ -1,4 +1,4 @@
-"""Relevant passages that a policy dropped.
+"""Collects relevant passages that a policy dropped.
 
 Pure, except that it looks up the passages shown as examples.
 """
@@ -42,7 +42,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Relevant passages among those served today.
+    """The relevant passages among those served today, and which of them were dropped.
 
     Attributes:
         total: How many there are.
@@ -102,7 +102,7 @@ def dropped_passages(outcome: RouteOutcome, dataset: Dataset, passage_of: Passag
 
 
 def title_and_snippet(passage_id: str, passage_of: PassageOf, most: int) -> tuple[str, str | None]:
-    """Return the title of a passage and the beginning of its text, at most this many characters.
+    """Return a passage's title and the beginning of its text, at most this many characters.
 
     The title is empty and the text None where the passage cannot be looked up.
     """

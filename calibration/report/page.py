@@ -120,7 +120,7 @@ def write_json(data: Any, path: Path | str) -> None:
 
 
 def _rounded(value: Any) -> Any:
-    """Round floats to six significant digits, which is stable as text and more than is known."""
+    """Round floats to six significant digits: stable as text, and more than is known."""
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, dict):
@@ -129,7 +129,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _write(text: str, path: Path) -> None:
-    """Write a page whole or not at all."""
+    """Write the whole page, or nothing."""
     try:
         with atomic_write(path) as stream:
             stream.write(text.encode())

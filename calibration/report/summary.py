@@ -30,7 +30,8 @@ SEED_RULE = "3 and 70%"
 _SHORT = ("kept", "tokens", "recall", "misleading")
 
 LEAST_JUDGED = 0.5
-"""Below this share of labels among the passages served today, their figures are mostly guesses."""
+"""Below this share of labelled passages among those served today, their figures are mostly
+guesses."""
 
 NOTABLE_LOSS = 0.01
 """The smallest decrease in mean recall that is pointed out."""
@@ -131,7 +132,7 @@ def _missing(outcome: RouteOutcome) -> tuple[str, ...]:
 
 
 def _by_size(outcome: RouteOutcome) -> tuple[dict[str, Option], str]:
-    """Return the names of the contexts by their cost, and the row of the choice."""
+    """Return the names of the contexts by cost, and the row of the choice."""
     offered = {str(size): option for size, option in outcome.others.items()}
     if outcome.chosen.policy != outcome.today.policy:
         wanted = outcome.route.wanted

@@ -29,11 +29,11 @@ MAX_BYTES = 100 * 2**20
 _SECONDS = 1.0
 _SECONDS_A_MIB = 12.0
 _MAX_SECONDS = 300.0
-"""Processor time: the base of any file, the addition per MiB, and the maximum."""
+"""Processor time: the base for any file, the addition per MiB, and the maximum."""
 _WALL_FACTOR, _WALL_SECONDS = 10, 30
 """Wall time before a file counts as hung: a multiple of its processor time, plus seconds."""
 _MEMORY_BYTES = 384 * 2**20
-"""Memory a file may use on top of the libraries' own."""
+"""Memory that a file may use in addition to the libraries' own."""
 _FILES = 500
 """A process is replaced after this many files, so that memory a library keeps cannot add up."""
 
@@ -133,7 +133,7 @@ def _seconds(n_bytes: int) -> float:
 
 
 def serve(descriptor: int) -> None:
-    """Convert the files named over a connection, until it is closed."""
+    """Convert the files whose names arrive over a connection, until it is closed."""
     page = "calibration.data.documents.web_page"
     for name in ("bs4", "lxml.etree", "mammoth", "markdownify", "pptx", "pypdfium2", page):
         with suppress(ImportError):  # the first file that needs it reports it

@@ -1,4 +1,4 @@
-"""Word, PowerPoint, PDF, Excel and HTML files as Markdown; runs in a process with bounds.
+"""Converts Word, PowerPoint, PDF, Excel and HTML files to Markdown, in a process with bounds.
 
 Pure: bytes in, Markdown out. Each format needs a library of the extra `documents`.
 """
@@ -15,7 +15,8 @@ from calibration.data.documents.markdown import guarded, table
 from ctxguard._support.extras import require
 
 _UNPACKED_BYTES, _UNPACKED_SHARE = 10 * 2**20, 100
-"""Bytes any archive may unpack to, and the multiple of its size; XML seldom compresses 40-fold."""
+"""The bytes to which any archive may unpack, and the multiple of its size; XML seldom compresses
+40-fold."""
 _EDGE_LINES = 2
 """Lines at the top and the bottom of a PDF's page that may be its header and footer."""
 _HEADER_PAGES = 3
@@ -34,7 +35,7 @@ are not escaped (that of a PDF is plain); and the parts that were left out, in w
 
 
 def convert(suffix: str, raw: bytes) -> Converted:
-    """Convert the content of a file whose name ends in ``suffix``, such as ``.docx``.
+    """Convert the content of a file with the extension ``suffix``, such as ``.docx``.
 
     Raises:
         UnreadableError: the file is broken, encrypted or without text.
@@ -135,7 +136,7 @@ def _slides(raw: bytes) -> Converted:
 
 
 def _shapes(shapes: Iterable[Any], title: Any) -> Iterator[str]:
-    """Yield the texts, tables and charts of shapes, in the order in which they are read."""
+    """Yield the texts, tables and charts in shapes, in reading order."""
     for shape in shapes:
         if title is not None and shape.shape_id == title.shape_id:
             continue

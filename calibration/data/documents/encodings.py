@@ -23,11 +23,11 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-"""UTF-32's mark begins with UTF-16's, so it comes first."""
+"""Byte-order marks; UTF-32's begins with UTF-16's, so it comes first."""
 
 _SAMPLE_BYTES = 2**14
 _AHEAD = 6.0
-"""Logarithm of how much likelier the best text must be than the next: about 400 times."""
+"""The logarithm of how much likelier the best text must be than the next: about 400 times."""
 _ODD_SHARE = 0.1
 """The largest share of characters beyond ASCII that no language explains."""
 _ASCII, _ODD = -3.0, -12.0
@@ -110,8 +110,8 @@ _LANGUAGES: tuple[tuple[float, str, tuple[str, ...]], ...] = (
         ("cp949",),
     ),
 )
-"""For each language, the share of what is not ASCII, its characters, the commonest first, and its
-encodings."""
+"""For each language: its share of characters beyond ASCII, those characters (the most common
+first), and its encodings."""
 
 _MANY = {
     "gb18030": (0x4E00, 0x9FFF),
@@ -119,7 +119,7 @@ _MANY = {
     "cp932": (0x3040, 0x9FFF),
     "cp949": (0xAC00, 0xD7A3),
 }
-"""Scripts of thousands of characters: those that are not among the commonest."""
+"""For scripts of thousands of characters: those that are not among the most common."""
 
 _RARER = {
     **dict.fromkeys(("iso8859_5", "iso8859_6", "iso8859_7", "euc_jp", "cp866"), 1.0),

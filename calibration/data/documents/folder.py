@@ -1,4 +1,4 @@
-"""Reads a document, or a folder of them, as passages: each section is a passage.
+"""Reads a document, or a folder of documents, as passages: each section is a passage.
 
 Markdown and text are read as they are; HTML, PDF and Office files are converted first. The index
 cuts sections that are longer than its model reads. Functions here add to ``left_out`` each file
@@ -27,7 +27,7 @@ from ctxguard.errors import DataError
 
 _MARKDOWN = {".md", ".markdown", ".mdx"}
 _TEXT = {".txt", ".text", ".rst", ".pdf"}
-"""Without headings; a PDF is when it is converted."""
+"""Documents without headings; a PDF has none after conversion either."""
 _PAGES = {".htm", ".html", ".xhtml"}
 
 SUFFIXES = frozenset(_MARKDOWN | _TEXT | CONVERTERS.keys())
@@ -42,14 +42,14 @@ _NEEDED = {
 
 _NOT_IN_ID = re.compile("[\\s%:#\x00-\x1f\x7f]")
 _BROKEN = re.compile("[\ud800-\udfff]")
-"""Bytes of a name that are not text."""
+"""Bytes in a name that are not text."""
 _BETWEEN_WORDS = re.compile(r"[^\w+#]+")
 _MAX_HEADINGS = 160
-"""The most characters of headings in an id."""
+"""The most characters that headings take in an id."""
 
 
 class LeftOut(NamedTuple):
-    """A file, or a part of a file, that was left out.
+    """A file that was left out, or of which a part was.
 
     Attributes:
         path: Its path in the folder; that of a folder ends in a slash.

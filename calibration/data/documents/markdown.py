@@ -44,11 +44,11 @@ _HEX_DUMP = re.compile(
     r"\s*(?:[0-9A-Fa-f]{4,16}:?\s+)?(?:(?:0x)?[0-9A-Fa-f]{2,4}[ ,]+){8,}(?:\S*|\|.*\||[^\w\s].*)"
 )
 _PLAIN_TOKEN, _HASH = 80, 128
-"""Characters of the longest run that is kept: of base64, and of hexadecimal digits (SHA-512)."""
+"""The longest runs that are kept, in characters: of base64, and of hexadecimal digits (SHA-512)."""
 
 
 Section = tuple[tuple[str, ...], str]
-"""A heading below those above it, outermost first, and the text up to the next heading.
+"""The headings that lead to a section, outermost first, and the text up to the next heading.
 
 There are no headings before the first."""
 
@@ -100,7 +100,7 @@ def read_markdown(markdown: str, *, is_source: bool = True) -> tuple[str, list[S
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Write rows as a Markdown table whose first row is the header; empty without rows."""
+    """Write rows as a Markdown table whose first row is the header; "" if there are no rows."""
     lines = ["| " + " | ".join(map(cell, row)) + " |" for row in rows]
     lines[1:1] = ["|" + " --- |" * len(rows[0])] if lines else []
     return "\n".join(lines)
@@ -163,7 +163,7 @@ def _is_encoded(token: str, longest: int) -> bool:
 
 
 def _without_front_matter(text: str) -> tuple[str, list[str]]:
-    """Split the title in the front matter, YAML or TOML, from the lines after it."""
+    """Return the title in the front matter (YAML or TOML), and the lines after it."""
     lines = text.split("\n")
     mark = lines[0].rstrip()
     if mark not in {"---", "+++"}:

@@ -53,7 +53,7 @@ _STYLES = {
     "m": ("%-M", "%M"),
     "s": ("%-S", "%S"),
 }
-"""How ``strftime`` writes a part of a date, by the number of its letters in the code."""
+"""The ``strftime`` codes for parts of a date, by the number of letters in the format code."""
 _ELAPSED_SECONDS = {"h": 3600, "m": 60, "s": 1}
 
 _COMPARE = {"<": lt, "<=": le, ">": gt, ">=": ge, "=": eq, "<>": ne}
@@ -71,7 +71,7 @@ def general(value: float) -> str:
 
 
 def shown(value: float, code: str, *, from_1904: bool = False) -> str:
-    """Write a number in a format; a date is the days since the end of 1899, or since 1904.
+    """Write a number in a format; a date is given as days since the end of 1899, or since 1904.
 
     >>> shown(1.1, "0.00"), shown(45366, "dd.mm.yyyy"), shown(-1234.5, '#,##0.00" €"')
     ('1.10', '15.03.2024', '-1,234.50 €')
@@ -88,7 +88,7 @@ def shown(value: float, code: str, *, from_1904: bool = False) -> str:
 
 
 def shown_text(text: str, code: str) -> str:
-    """Write a string as it is, unless the format hides it or puts words around it."""
+    """Write a string unchanged, unless the format hides it or puts words around it."""
     parts = _sections(code) if len(code) <= _MAX_CODE else []
     if len(parts) < 4 or text == "":
         return text
@@ -193,7 +193,7 @@ def _number(value: float, tokens: list[str]) -> str:
 
 
 def _flat(tokens: list[str]) -> list[str]:
-    """Return digits, points and commas one by one, and literals as the text they show, marked."""
+    """Return digits, points and commas one by one, and literals as the marked text they show."""
     out: list[str] = []
     for token in tokens:
         if token.startswith(".0"):

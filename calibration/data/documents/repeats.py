@@ -1,6 +1,6 @@
 """Finds menus and footers by their repetition on most pages of a site.
 
-Keeps the pages in a temporary file; touches no other.
+Keeps the pages in a temporary file, and touches no other file.
 """
 
 import json
@@ -40,7 +40,7 @@ class SitePages(AbstractContextManager["SitePages"]):
         self._n_pages += 1
 
     def read(self) -> Iterator[tuple[str, str]]:
-        """Yield title and Markdown of each page.
+        """Yield the title and the Markdown of each page.
 
         What stands on a fifth of them, and three at least, is left out where it is a list of links,
         or short text before the first heading or after all other text. A paragraph at these places

@@ -1,4 +1,4 @@
-"""The cells of a spreadsheet as a person sees them.
+"""Reads the cells of a spreadsheet as a person sees them.
 
 A workbook is read from its XML (ECMA-376), cell by cell: libraries return floats and dates where a
 cell shows ``01067`` or ``1.10``, and rows as long as the sheet is wide. Bytes in, Markdown out.
@@ -30,7 +30,7 @@ _MAX_BLANKS = 20
 _NAMED_RANGES = 5
 
 _Cells = dict[int, str]
-"""Texts by the number of their column, from 1."""
+"""Texts, by the number of their column, from 1."""
 
 
 def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
@@ -73,7 +73,7 @@ def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
 
 
 def read_csv(raw: bytes) -> str:
-    """Read values separated by commas, semicolons, tabs or bars as a table."""
+    """Read values that are separated by commas, semicolons, tabs or bars as a table."""
     csv.field_size_limit(sys.maxsize)
     text = decode(raw)
     first = re.sub('"[^"]*"', "", text.lstrip().partition("\n")[0])
@@ -178,7 +178,7 @@ def _shared_texts(archive: zipfile.ZipFile, main: str) -> list[str]:
 
 
 def _rich(element: Element) -> str:
-    """Return the runs of a text, without the guide to its pronunciation."""
+    """Return the runs of a text, without its pronunciation guide."""
     runs = [*element.iterfind("{*}t"), *element.iterfind("{*}r/{*}t")]
     return "".join([each.text or "" for each in runs])
 
@@ -197,7 +197,7 @@ def _formats(archive: zipfile.ZipFile, main: str) -> list[str]:
 
 
 def _targets(archive: zipfile.ZipFile, part: str, kind: str = "") -> list[tuple[str, str]]:
-    """Return the ids and names of the parts that a part refers to, all or those of one kind."""
+    """Return the ids and names of the parts to which a part refers: all, or those of one kind."""
     folder, name = posixpath.split(part)
     relations = _tree(archive, posixpath.join(folder, "_rels", f"{name}.rels"))
     found = []

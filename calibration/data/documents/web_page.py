@@ -45,7 +45,7 @@ _SPACES = re.compile(r"[ \t]{80,}|\n{80,}")
 
 
 class _Writer(MarkdownConverter):
-    """Markdown without escapes, addresses of images, and links within a page."""
+    """Writes Markdown without escapes, image addresses, or links within the page."""
 
     def convert_img(self, el: Tag, text: str, parent_tags: set[str]) -> str:  # noqa: ARG002
         return " ".join(str(el.get("alt") or "").split())
