@@ -141,9 +141,9 @@ def calibrate_asking(
     )
     if model is None:
         return unasked(
-            f"nothing can be fitted to its answers: there must be {FEWEST_RELEVANT} about relevant "
-            f"candidates and as many about others, not all alike, among the first {FIRST} of the "
-            "labelled queries"
+            f"nothing can be fitted to its answers: among the first {FIRST} candidates of the "
+            f"labelled queries there must be {FEWEST_RELEVANT} answers about relevant candidates "
+            "and as many about others, not all equal"
         )
     own = answered[name]
     if model.effect == 0.0:

@@ -185,7 +185,7 @@ def dealt(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None
     if not chosen_on.answerable:
         raise CalibrationError(
             f"{dataset.name}: none of the {len(chosen_on)} queries to choose on has a relevant "
-            "passage; check that the qrels belong to these queries"
+            "passage; check that the labels belong to these queries"
         )
     return chosen_on, held_out
 

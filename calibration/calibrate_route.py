@@ -448,7 +448,7 @@ def _why(route: LabelledRoute, chosen: Option) -> str:
     if chosen.policy != route.today.policy:
         return route.why
     if verdict.recall is not None:
-        return f"{route.why}; {first} as today, since nothing better is shown"
+        return f"{route.why}; {first} as today, since nothing is shown to be better"
     shown = "is shown to keep their recall"
     if route.settings.alpha is not None:
         shown = "that gains utility is certified"

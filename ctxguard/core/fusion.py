@@ -92,7 +92,7 @@ def _unit_interval(leg: Leg) -> FloatArray:
     minimum = _THEORETICAL_MINIMUM.get(leg.kind)
     if minimum is None:
         raise ConfigurationError(
-            f"convex fusion needs scores with a theoretical minimum; {leg.kind.value!r} has "
+            f"convex fusion requires scores with a theoretical minimum; {leg.kind.value!r} has "
             "none: use reciprocal_rank fusion"
         )
     scores = leg.scores

@@ -435,8 +435,8 @@ class Ranking:
         if kind is None:
             if any(hit.score is not None for hit in hits):
                 raise ConfigurationError(
-                    "plain hits need score_kind (the key score-kind): give the kind of "
-                    "the scores, one of " + ", ".join(each.value for each in ScoreKind)
+                    "plain hits require score_kind (the key score-kind): give the kind of the "
+                    "scores, one of " + ", ".join(each.value for each in ScoreKind)
                 )
             kind = ScoreKind.RANK
         ranks = tuple([hit.rank for hit in hits])

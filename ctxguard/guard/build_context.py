@@ -334,8 +334,8 @@ def _missing_signals(ranking: Ranking, policy: Policy) -> str:
     if set(model.legs) != (set(ranking.legs) or {RANKING}):
         has = ", ".join(sorted(ranking.legs)) or "none"
         legs = ", ".join(model.legs)
-        return f"the policy needs scores from {legs}, but the answer has those from {has}"
+        return f"the policy requires scores from {legs}, but the answer has those from {has}"
     absent = [name for name in model.signals if name not in ranking.signals]
     if absent:
-        return f"the policy needs signals that the answer lacks: {', '.join(absent)}"
-    return "the policy needs every candidate's scores and signals, and some candidate lacks one"
+        return f"the policy requires signals that the answer lacks: {', '.join(absent)}"
+    return "the policy requires every candidate's scores and signals, and some candidate lacks one"

@@ -19,10 +19,10 @@ from ctxguard.profile.schema import Profile
 _STATES = {
     State.PENDING: "waits to be judged",
     State.JUDGED: "judged by {series}",
-    State.INCOMPLETE: "left out: passages got no grade, or the judge knows nothing of the question",
+    State.INCOMPLETE: "left out: passages got no grade, or the judge does not know the question",
     State.UNREADABLE: "left out",
-    State.SKIPPED: "left out at random to keep the judging budget: others stand for it",
-    State.FORCED: "added by hand: never judged, in no estimate",
+    State.SKIPPED: "left out at random to stay within the judging budget: others represent it",
+    State.FORCED: "added by hand: never judged, and used in no estimate",
 }
 
 
@@ -283,7 +283,7 @@ def _reason(found: CandidateDecision | None) -> tuple[str | None, tuple[str, ...
     if found is None:
         return None, ()
     if found.reason is None:
-        return "kept by the policy; then a duplicate, over the budget, or unreadable", ()
+        return "kept by the policy, but then a duplicate, over the budget, or unreadable", ()
     return REASONS[found.reason], tuple(map(threshold_in_words, found.kept_if))
 
 

@@ -313,7 +313,7 @@ class Monitor:
                     refresh_at = time.monotonic() + refresh_seconds
                     self.store_fault = None
                     if is_failing:
-                        _log.warning("the steps of the monitor succeed again")
+                        _log.warning("the monitor's steps succeed again")
                     is_failing = False
             except JudgeError as error:
                 _log.error("%s", error)

@@ -164,5 +164,6 @@ def _compare_probed(
     elif apart > reranker_probe.MOST_DIFFERENCE:
         mismatches.append(
             f"{name}: its scores of the probe texts differ by {apart:.3g} of their standard "
-            f"deviation from those at calibration, {reranker_probe.MOST_DIFFERENCE:g} is allowed"
+            "deviation from those at calibration; only "
+            f"{reranker_probe.MOST_DIFFERENCE:g} is allowed"
         )

@@ -27,8 +27,8 @@ FLAGS = {
     Flag.ROUTE_UNCALIBRATED: "the profile has no policy for the stages that answered, so "
     "only k applies",
     Flag.DOMAIN_VIOLATION: "a score is outside the range of its kind, so only k applies",
-    Flag.INVALID_SCORES: "some scores are not numbers; those candidates are dropped, or, where "
-    "none is a number, only k applies",
+    Flag.INVALID_SCORES: "some scores are not numbers; those candidates are dropped, or, "
+    "where none is a number, only k applies",
     Flag.SCORES_CONTRADICTED: "the retriever's order contradicts the scores, so it was kept, and "
     "only k applies",
     Flag.RANK_ONLY: "the scores carry rank only, so only k applies",

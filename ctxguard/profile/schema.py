@@ -230,7 +230,7 @@ class RouteVerdict(Frozen):
                 ends = "" if each.bounds is None else " [{}, {}]".format(*map(signed, each.bounds))
                 differences.append(f"{name} by {signed(each.value)}{ends}")
         noun, rest = {
-            "folds": ("labelled query", ", each measured by the choice of the others"),
+            "folds": ("labelled query", ", each measured with the choice made on the others"),
             "held_out": ("held-out query", ""),
             "grades": ("judged request", " that people graded in part"),
         }[self.shown_by]

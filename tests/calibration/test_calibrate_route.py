@@ -283,7 +283,7 @@ class TestVerdict:
         assert verdict.statement.startswith("keep: worse than the first 5")
         assert outcome.profile.policy == RatioPolicy(k=5)
         assert outcome.profile.certificate is None
-        assert "the first 5 as today, since nothing better is shown" in outcome.profile.why
+        assert "the first 5 as today, since nothing is shown to be better" in outcome.profile.why
 
     def test_accepted_loss_stays_in_shadow(self) -> None:
         route = self.refuted(Settings(depth=DEPTH, held_out=0.5, context="utility")).profile

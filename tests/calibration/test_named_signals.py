@@ -95,7 +95,9 @@ class TestFromHitsToTheAnswer:
         guard = guarded(Shop(without="authority"), profile, telemetry=counted.telemetry)
         context = guard.retrieve("question 7")
         assert context.flags == (Flag.MISSING_SIGNALS,)
-        assert context.differences == ("the policy needs signals that the answer lacks: authority",)
+        assert context.differences == (
+            "the policy requires signals that the answer lacks: authority",
+        )
         assert counted.by_label("flags") == {("missing_signals",): 1}
 
     def test_sample_is_decided_again_alike(self, profile: Path) -> None:

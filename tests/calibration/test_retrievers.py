@@ -145,7 +145,7 @@ def test_scoreless_chooses_only_k(kind: str | None) -> None:
 
 
 def test_kindless_scores_list_the_kinds() -> None:
-    with pytest.raises(ConfigurationError, match="plain hits need score_kind"):
+    with pytest.raises(ConfigurationError, match="plain hits require score_kind"):
         calibrated(search, None)
 
 

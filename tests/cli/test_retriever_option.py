@@ -159,7 +159,7 @@ def test_foreign_profile_is_a_finding(run: Run, engine: str, collection: Path) -
         ("{engine}:plain", "a dict is not a retriever"),
         ("{engine}:without_depth", "cannot be called with (query, depth=…)"),
         ("{engine}:texts", "make each item a ctxguard.Hit"),
-        ("{engine}:search", "plain hits need score_kind (the key score-kind)"),
+        ("{engine}:search", "plain hits require score_kind (the key score-kind)"),
         ("{engine}:broken", "OSError: engine.example refused the connection"),
     ],
 )

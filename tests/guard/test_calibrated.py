@@ -118,5 +118,5 @@ class TestCalibration:
         missing = guard_of(profile=profile).retrieve("q?")
         assert served(missing) == ["a", "b", "c", "d", "e"]
         assert missing.flags == (Flag.UNVERIFIED, Flag.MISSING_SIGNALS)
-        line = "the policy needs scores from dense, but the answer has those from none"
+        line = "the policy requires scores from dense, but the answer has those from none"
         assert line in missing.differences
