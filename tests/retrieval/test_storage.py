@@ -101,7 +101,7 @@ def change(file: Path, changed: Callable[[bytes], bytes]) -> None:
             lambda folder: change(
                 data_file(folder, "vectors.npy"), lambda whole: whole[:-1] + bytes([whole[-1] ^ 1])
             ),
-            r"vectors\.npy was changed",
+            r"vectors\.npy has been changed",
         ),
         (
             lambda folder: data_file(folder, "vectors.npy").with_suffix(".codes").write_bytes(b"x"),
