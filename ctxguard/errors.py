@@ -45,7 +45,7 @@ class QueryError(CtxguardError, ValueError):
 
 
 class DataError(CtxguardError):
-    """A user's data file cannot be used as it is.
+    """A user's data file cannot be used in its present form.
 
     Attributes:
         path: The file; None if the data did not come from a file.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _LEXICAL = (Route.LEXICAL, Route.LEXICAL_RERANK)
 ALL = "all"
-"""Stands for several candidates: each leg of the index alone, and both fused in each way."""
+"""Names several candidates at once: each leg of the index alone, and both fused in each way."""
 
 
 def compare_systems(

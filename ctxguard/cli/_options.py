@@ -1,4 +1,4 @@
-"""Describes the settings that several commands share. Pure."""
+"""Describes once the settings that several commands share. Pure."""
 
 from pathlib import Path
 from typing import Annotated

@@ -39,7 +39,8 @@ IN_WORDS = {
     "precision": "precision",
     "recall_loss": "recall loss, first few",
 }
-"""Names of metrics in tables, where they differ; a metric stands above its parts."""
+"""Names of metrics in tables, if they differ from those in JSON; a metric stands above its
+parts."""
 
 RECALL_OF_JUDGED = "of the relevant passages among those judged, not of all relevant passages"
 

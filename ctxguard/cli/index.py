@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _READ = 1_000
 """How many passage ids are requested from an engine at once."""
 _SHOWN = 10
-"""How many left-out files are named on the screen."""
+"""How many of the files left out are named on the screen."""
 
 
 class IndexCommand(SettingsModel):

@@ -24,7 +24,7 @@ MOST_COLUMNS = 8
 """The most columns in a profile."""
 
 MOST_SOURCES = 20
-"""How many of a column's values, the most common ones, have a signal of their own."""
+"""How many of a column's values have a signal of their own: the most common ones."""
 
 _FEWEST_OF_SOURCE = 3
 _MOST_VALUE_CHARS = 100

@@ -22,7 +22,7 @@ PER_LEG = ("value", "gap", "z", "log_rank", "top")
 ACROSS_LEGS = ("reciprocal_ranks", "in_all_legs")
 
 RANKING = "ranking"
-"""Used as a leg's name for the scores of a ranking without legs."""
+"""The name used in place of a leg's for the scores of a ranking without legs."""
 
 TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -317,7 +317,7 @@ def only_value(content: str, name: str) -> object:
 
 
 def whole_number(value: object) -> object:
-    """Return ``2`` for ``"2"``, ``2.0`` and ``"2.0"``; anything else as it is.
+    """Return ``2`` for ``"2"``, ``2.0`` and ``"2.0"``; anything else unchanged.
 
     >>> whole_number(" 2.0 "), whole_number(2.5), whole_number(True), whole_number("two")
     (2, 2.5, True, 'two')

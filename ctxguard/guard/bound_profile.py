@@ -139,7 +139,7 @@ def _no_retriever(query: str, *, depth: int, where: Where | None = None) -> NoRe
 def _policies(
     profile: Profile | None, comparison: SystemComparison, k: int | None, policy: Policy | None
 ) -> dict[Route, RoutePolicy]:
-    """Choose each route's policy: the profile's if it fits route and system, else the top k."""
+    """Choose each route's policy: the profile's if it covers route and system, else the top k."""
     bare = RatioPolicy(k=DEFAULT_K if k is None else k)
     if policy is not None or profile is None:
         chosen = bare if policy is None else policy

@@ -24,7 +24,8 @@ GRADES_COUNT = 2.0
 IN_UNIT_INTERVAL = frozenset(Metric) - {Metric.UDCG, Metric.GAIN, Metric.HARM}
 """Metrics that are shares or means of shares."""
 _LEAST_DF = 4.0
-"""Below this the expansion of Student's t is wrong, and intervals are far too wide to mislead."""
+"""Below this the expansion of Student's t is wrong, and intervals are so wide that they cannot
+mislead."""
 
 
 @dataclass(eq=False, slots=True)

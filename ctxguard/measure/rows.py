@@ -32,7 +32,7 @@ UNGRADED = -1
 
 ROUTES = tuple(Route)
 NO_PICK = 2**62
-"""Greater than the number of any pick."""
+"""A number greater than that of any pick."""
 
 REQUEST = np.dtype(
     [

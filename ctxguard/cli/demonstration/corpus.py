@@ -178,7 +178,7 @@ def _cleaned(docstring: object) -> str:
 
 
 def _passage(full: str, kind: str, signature: str, docstring: object) -> Iterator[Passage]:
-    """Yield the passage; nothing if there is no docstring with content."""
+    """Yield the passage; yield nothing if its docstring is missing or empty."""
     described = _cleaned(docstring).strip()
     if described and not described.startswith(_BOILERPLATE):
         text = f"{full}{signature}\n\n{described}" if signature else described

@@ -1,4 +1,4 @@
-"""The base of every engine's adapter. An adapter stores passages, searches legs and reads.
+"""Defines the base of every engine's adapter. An adapter stores passages, searches legs and reads.
 
 The base validates rows, tells a failing leg from a failing engine, and opens clients, which threads
 share and each process owns. It asks the engine over its client, imports the engine's adapter when

@@ -1,4 +1,4 @@
-"""An index in Milvus: vectors, and BM25 as a function of the terms, in one collection.
+"""Searches an index in Milvus: vectors, and BM25 as a function of the terms, in one collection.
 
 Touches the network, or a file of this machine; runs threads; imports pymilvus (extra ``milvus``),
 and silences its loggers, when an engine is made.

@@ -1,4 +1,4 @@
-"""An index in PostgreSQL: vectors by pgvector's HNSW, and BM25 over postings, in one statement.
+"""Searches an index in PostgreSQL: by pgvector's HNSW and BM25 over postings, in one statement.
 
 An index is a schema of its own: ``passages``, ``postings`` (how often each passage has each term),
 ``totals`` (passages and their terms) and ``about`` (what the index was built with). BM25 is exact,

@@ -1,4 +1,4 @@
-"""An index in Qdrant: vectors, and BM25 as a sparse vector, in one collection.
+"""Searches an index in Qdrant: vectors, and BM25 as a sparse vector, in one collection.
 
 Touches the network, or a folder of this machine, whose client the engines of a process share;
 imports qdrant-client (extra ``qdrant``) when an engine is made.

@@ -1,4 +1,4 @@
-"""A hybrid retriever over an index in an engine, which searches the legs.
+"""Retrieves from an index in an engine, which searches the legs.
 
 Asks the engine over its client, and loads and runs the models.
 """

@@ -28,7 +28,7 @@ loss."""
 SAME_TARGET = 0.05
 """Two targets within this share of each other count as the same."""
 QUIET_E_VALUE = 10.0
-"""From this e-value on, a baseline is not extended: it would absorb the rise."""
+"""From this e-value on a baseline is not extended, because it would absorb the rise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,9 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: the client has gone, or was too slow."""
+        """Log nothing: the client has gone, or was too slow."""
 
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its own name
-        """Say nothing: a scrape is not an event."""
+        """Log nothing, because a scrape is not an event."""

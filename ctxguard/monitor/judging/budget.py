@@ -47,7 +47,7 @@ class BudgetLimits:
 
 
 NO_LIMITS = BudgetLimits()
-"""Without limits there is no budget."""
+"""Limits that limit nothing: there is no budget."""
 
 
 class JudgingBudget:

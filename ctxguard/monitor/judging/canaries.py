@@ -22,7 +22,7 @@ CHANGED = 2e3
 canaries (400 days) on average to reach it."""
 
 _STAKES = np.array([0.5, 1.0, 1.9])
-"""Below 1 / (0.5 + TOLERATED), so that no canary can take all the wealth."""
+"""The shares staked, below 1 / (0.5 + TOLERATED), so that no canary can take all the wealth."""
 
 
 def excess(first: Sequence[bool], *later: Sequence[bool]) -> float:

@@ -17,7 +17,7 @@ from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, PickedPassage, SampleStore
 
 _MOST_OVER = 1.25
-"""How far grades that were asked for earlier may exceed a budget."""
+"""Grades that were asked for earlier may add up to this multiple of a budget."""
 _LIKELY = {False: 0.2, True: 0.8}
 """Roughly how likely a passage is to be relevant, by whether the judge says it is."""
 

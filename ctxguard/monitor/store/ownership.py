@@ -4,7 +4,7 @@ On SQLite it is a lock on a file beside the database. On PostgreSQL it is an adv
 transaction that stays open, on a connection of its own: behind a pooler that lends the server's
 connections by the transaction, such as PgBouncer, a lock of a session would stay with a connection
 that others get next, while an open transaction keeps its connection. A row with a heartbeat would
-do as well, but its lock ends late, and by a clock. Here the lock of a process that was killed is
+also work, but its lock ends late, and by a clock. Here the lock of a process that was killed is
 free at once. Touches the file or the database, and the monotonic clock.
 """
 

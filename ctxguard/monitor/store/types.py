@@ -27,9 +27,9 @@ class State(StrEnum):
     UNREADABLE = "unreadable"
     """The sample cannot be read, or its result could not be stored."""
     SKIPPED = "skipped"
-    """Left out at random to keep within the judging budget: others stand for it."""
+    """Skipped at random to keep within the judging budget; others stand for it."""
     FORCED = "forced"
-    """Added by hand: stored, never judged, in no estimate."""
+    """Added by hand: it is stored but never judged, and is part of no estimate."""
 
 
 FINAL_STATES = frozenset({State.JUDGED, State.INCOMPLETE, State.UNREADABLE, State.SKIPPED})
@@ -103,7 +103,7 @@ class PickKind(StrEnum):
     RUN = "run"
     """The request is opened, and graded down to its first relevant passage."""
     FIRST = "first"
-    """The request is opened, and graded only at its first passage and where coins say so."""
+    """The request is opened, but only its first passage and those that coins pick are graded."""
     COIN = "coin"
     """The passage is graded whatever the grades of the others."""
 

@@ -1,4 +1,4 @@
-"""Analysers split texts into the lexical index's terms; there is one file per language family.
+"""Splits texts into the lexical index's terms; there is one file per language family.
 
 Pure, except that an analyser is kept once it is made. Ours need the extra `embedded`.
 """
@@ -34,7 +34,7 @@ LANGUAGES: Mapping[str, str] = MappingProxyType(
 
 
 def as_analyser(analyser: Analyser | str) -> Analyser:
-    """Return an analyser as it is, or the one for a language code.
+    """Return a given analyser unchanged, or the analyser for a language code.
 
     Raises:
         ConfigurationError: the language is unknown, or the object is not an analyser.
