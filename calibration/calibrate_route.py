@@ -327,7 +327,7 @@ class LabelledRoute:
 
     @property
     def wanted(self) -> Wanted:
-        """The aim of the choice; with a promise, the highest utility that keeps it."""
+        """The aim of the choice: if there is a promise, the highest utility that keeps it."""
         return "utility" if self.settings.alpha is not None else self.settings.context
 
     @property

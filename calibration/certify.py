@@ -22,7 +22,7 @@ from ctxguard.measure.rows import BoolArray
 from ctxguard.profile.schema import SufficiencyProfile
 
 _TIE = 1e-12
-"""Differences up to this are rounding: such policies keep the same passages."""
+"""Differences up to this are due to rounding: such policies keep the same passages."""
 
 _DIGITS = 8
 """How many digits a threshold of sufficiency has."""

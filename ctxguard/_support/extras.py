@@ -26,7 +26,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def require(module: str, extra: str) -> Any:
-    """Import an optional module, which this extra installs.
+    """Import an optional module that this extra installs.
 
     Raises:
         MissingExtraError: it, or a library that it needs, is not installed.

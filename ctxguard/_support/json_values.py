@@ -1,7 +1,7 @@
 """Counts the values in JSON before anything is built from it. Pure."""
 
 MOST_VALUES = 100_000
-"""The most values in a foreign document; building objects from more blocks an event loop too
+"""The most values in other people's JSON; building objects from more blocks an event loop too
 long."""
 
 _NO_MARKS = bytes(set(range(256)) - set(b'",[{'))

@@ -177,7 +177,7 @@ def _ask_chat(client: ChatClient, material: str, n: int, names: Sequence[str]) -
 
 
 def _read_list(content: str, n: int, names: Sequence[str]) -> Answers | InvalidReason:
-    """Read numbers by name for each of n passages; NaN where one is missing or out of range.
+    """Read numbers by name for each of n passages; NaN if one is missing or out of range.
 
     >>> _read_list('{"answers": [{"passage": 2, "relevant": 80}]}', 2, ["relevant"])
     {'relevant': array([nan, 0.8])}

@@ -286,7 +286,7 @@ def _translated(where: Where | None, translate: WhereArguments | None) -> Mappin
 
 
 def _child_config() -> dict[str, Any]:
-    """Configure a child of the guarded retriever's run, if there is one."""
+    """Configure a child of the guarded retriever's run, if there is such a run."""
     run = _run.get()
     return {} if run is None else {"callbacks": run.get_child()}
 

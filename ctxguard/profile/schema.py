@@ -477,7 +477,7 @@ class Profile(Frozen):
 
     @property
     def profile_id(self) -> str:
-        """The first 12 hex digits of the digest of its canonical JSON."""
+        """The first 12 hexadecimal digits of the digest of the profile's canonical JSON."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
 
     @property

@@ -49,7 +49,7 @@ class LostReason(StrEnum):
     UNREADABLE = "unreadable"
     """Reading a passage or a score raised an error."""
     REDACTION_FAILED = "redaction_failed"
-    """The redactor raised, so that nothing was written."""
+    """The redactor raised, so nothing was written."""
     STORE_FAILED = "store_failed"
     """The store failed until the process ended."""
 
