@@ -181,7 +181,7 @@ def _store(url: str) -> Iterator[Finding]:
         yield (
             "store",
             "ok",
-            f"reachable: {figures}, {count(len(store.labels()), 'label')} of people",
+            f"reachable: {figures}, {count(len(store.labels()), 'label')} from people",
         )
         waited = store.clock() - (store.oldest_waiting() or store.clock())
         if waited > _IDLE_SECONDS:

@@ -134,7 +134,7 @@ def test_bytes_of_another_size_are_refused(cut: int) -> None:
 
 
 def test_block_lacking_passages_is_refused() -> None:
-    with pytest.raises(DataError, match="cut off"):
+    with pytest.raises(DataError, match="truncated"):
         Rows.read([block_of(Judged([1, 0]))[: -PASSAGE.itemsize]])
 
 

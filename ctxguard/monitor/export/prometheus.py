@@ -118,7 +118,7 @@ _REPORTED: tuple[tuple[str, ...], ...] = (
     (
         "labelled_requests",
         "labelled",
-        "Requests that people have graded, also such whose text was deleted since.",
+        "Requests that people have graded, including those whose text has since been deleted.",
     ),
     (
         "labelled_waiting_samples",
