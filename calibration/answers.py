@@ -380,15 +380,16 @@ def compare_answers(
         prices: Prices of tokens; None leaves the cost out.
 
     Raises:
-        CalibrationError: no question has a marked answer to both contexts.
+        CalibrationError: no question has a marked answer from both contexts.
         DataError: a mark is not a number.
     """
     found = _marked(asked, file, column)
     if not found:
-        raise CalibrationError(
-            f"no question has answers to both contexts with the mark {column!r}: give known "
-            "answers in the questions' metadata (answers), or set mark-by = judge"
-        )
+        mend = f"add a value of {column!r} to the answers in the file"
+        if column == "correct":
+            mend = "list known answers under `answers` in each question's metadata, or have a "
+            mend += "judge mark them (mark-by = judge)"
+        raise CalibrationError(f"no question has marked answers from both contexts: {mend}")
     measured = {}
     for pipeline in PIPELINES:
         rows = [each[pipeline] for each in found.values()]

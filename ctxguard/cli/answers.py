@@ -23,7 +23,7 @@ from ctxguard.cli._store import ModelCalls
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.cli._tables import facts
 from ctxguard.core.types import Mode
-from ctxguard.errors import ConfigurationError
+from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.measure.worth import READERS
 from ctxguard.server.system import AssessorSettings
 
@@ -112,7 +112,11 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
                 notes += self._mark(asked, file, dataset, source, stack)
         if n_calls and self.reader is None:
             return
-        results = compare_answers(asked, file, column=self.mark, prices=self.prices)
+        try:
+            results = compare_answers(asked, file, column=self.mark, prices=self.prices)
+        except CalibrationError:
+            output.note(*notes)  # why the judge marked none
+            raise
         if n_left_out := len(dataset) - results.of("guard", self.mark).mean.n:
             notes.append(f"{count(n_left_out, 'question')} left out: an answer has no mark")
         utility = price_of_passages(asked, file, dataset, self.mark)

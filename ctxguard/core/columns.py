@@ -66,10 +66,13 @@ class SignalColumn:
     def __post_init__(self) -> None:
         if not self.name or ":" in self.name:
             raise ConfigurationError(
-                f"{self.name!r} cannot be the name of a signal column: it contains a colon"
+                f"{self.name!r} cannot be the name of a signal column: a name must not be empty or "
+                "contain a colon"
             )
         if not 0.0 < self.unit < math.inf:
-            raise ConfigurationError(f"the unit {self.unit!r} of column {self.name!r} must be > 0")
+            raise ConfigurationError(
+                f"the unit {self.unit!r} of column {self.name!r} must be finite and > 0"
+            )
 
     def signals(self, query: str, values: Sequence[object]) -> dict[str, FloatArray]:
         """Compute the column's signals for one list of candidates, shape (n,) each.

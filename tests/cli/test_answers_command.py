@@ -24,6 +24,7 @@ class Reader(ChatEndpoint):
     """Answers with its first source; marks by whether the reference is in the answer."""
 
     failing = 0
+    marks_nothing = False
 
     def answer(self, path: str, request: dict[str, Any]) -> Answer:
         if self.failing:
@@ -31,6 +32,8 @@ class Reader(ChatEndpoint):
             return Answer(status=400, body='{"error": {"message": "too long"}}')
         content = request["messages"][-1]["content"]
         reference = re.search(r"<reference>\n(.*?)\n</reference>.*<answer>(.*)", content, re.DOTALL)
+        if reference is not None and self.marks_nothing:
+            return Answer("no mark")
         if reference is not None:
             return Answer(json.dumps({"correct": reference[1] in reference[2]}))
         return Answer(content[:300])
@@ -124,9 +127,18 @@ def test_judge_marks_by_relevant_passages(
 ) -> None:
     """Without known answers nothing else can mark."""
     write_jsonl(questions, [{**row, "metadata": {}} for row in read_rows(questions)])
-    says = "give known answers in the questions' metadata"
-    run.finding(*asked, "--reader", reader.url, says=says)
+    mend = "list known answers under `answers` in each question's metadata"
+    run.finding(*asked, "--reader", reader.url, says=mend)
     judged = {"answers": {"mark-by": "judge", "judge-model": "marker", "prices": [2, 8]}}
+    reader.marks_nothing = True
+    run.finding(
+        *asked,
+        "--reader",
+        reader.url,
+        system=judged,
+        says="24 answers got no valid mark from the judge",
+    )
+    reader.marks_nothing = False
     document = run.read(*asked, "--reader", reader.url, system=judged)
     assert figures(document, "guard")["correct"]["mean"]["n"] == 12
     assert figures(document, "guard")["cost_per_1000"]["mean"]["value"] == pytest.approx(
@@ -144,6 +156,7 @@ def test_marks_of_another_tool_are_compared(
     faithful = {"today": 0.7, "guard": 0.9}
     write_jsonl(file, [{**row, "faithfulness": faithful[row["pipeline"]]} for row in rows])
     marks = {"answers": {"mark": "faithfulness"}}
+    run.finding(*asked, system={"answers": {"mark": "tone"}}, says="add a value of 'tone'")
     document = run.read(*asked, system=marks)
     difference = figures(document, "guard")["faithfulness"]["difference"]
     assert (difference["value"], difference["outcome"]) == (pytest.approx(0.2), "better")

@@ -1,6 +1,8 @@
 """Columns of metadata as signals: what each kind of value says of one list of candidates."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +89,21 @@ def test_only_the_commonest_sources_are_kept() -> None:
     column = read_column("source", values)
     assert len(column.sources) == MOST_SOURCES
     assert "s0" not in column.sources
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"name": ""}, "must not be empty"),
+        ({"name": "a:b"}, "contain a colon"),
+        ({"unit": 0.0}, "must be finite and > 0"),
+        ({"unit": math.inf}, "must be finite and > 0"),
+        ({"unit": math.nan}, "must be finite and > 0"),
+    ],
+)
+def test_impossible_columns_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        SignalColumn(**{"name": "age", "kind": "number", **settings})
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def _strictly(raw: bytes, encoding: str) -> str:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
         raise UnreadableError(
-            f"is marked as {encoding}, and byte {error.start + 1} is not; save it as UTF-8"
+            f"is marked as {encoding}, but byte {error.start + 1} is invalid; save it as UTF-8"
         ) from None
 
 

@@ -68,7 +68,7 @@ def add_labels(
     if scale is not None and (top_grade not in (None, scale) or highest > scale):
         raise ConfigurationError(
             f"the store's labels are graded from 0 to {scale}, but these from 0 to "
-            f"{top_grade or highest}, and a grade means something different on each scale; "
+            f"{max(top_grade or 0, highest)}, and a grade means something different on each scale; "
             f"grade from 0 to {scale} (--max-grade {scale})"
         )
     known = known_requests(db, [row.request_id for row in rows])
