@@ -1,4 +1,4 @@
-"""The error tree: every exception that ctxguard raises on purpose.
+"""The error tree: every exception of ctxguard that callers may meet.
 
     CtxguardError
     ├── ConfigurationError      a setting or argument that cannot work            (ValueError)

@@ -243,7 +243,7 @@ def _answer(choice: object, read: Callable[[str], T | InvalidReason]) -> T | Inv
 
 
 def spent_on_thoughts(document: object) -> bool:
-    """Return whether a completion reached its limit of tokens before its first word."""
+    """Return whether a completion hit its token limit before the first word of its answer."""
     choice = _choice_in(document)
     content = content_of(field_of(field_of(choice, "message"), "content"))
     return field_of(choice, "finish_reason") == "length" and not without_thoughts(content)

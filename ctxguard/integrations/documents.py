@@ -99,7 +99,7 @@ def _known_ids(documents: Sequence[Any], ids: Sequence[str | None], read: Read) 
 
 
 def titled(passage_id: str, text: Any, metadata: Mapping[str, Any]) -> Passage:
-    """Make a passage whose title is a string in its metadata, if there is one."""
+    """Make a passage, titled by the ``title`` in its metadata if that is a string."""
     title = metadata.get("title")
     return Passage(passage_id, text, title if isinstance(title, str) else "", metadata)
 

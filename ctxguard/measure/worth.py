@@ -65,14 +65,14 @@ class Utilities:
         for name in ("relevant", "partial"):
             if not 0.0 <= getattr(self, name) <= _MOST:
                 raise ConfigurationError(
-                    f"utility {name} {getattr(self, name)!r} must be from 0 to {_MOST:g}: it is a "
-                    "gain"
+                    f"utility {name} {getattr(self, name)!r} must be between 0 and {_MOST:g}: "
+                    "it is a gain"
                 )
         for name in ("hard_negative", "distractor", "irrelevant", "unjudged"):
             if not -_MOST <= getattr(self, name) <= 0.0:
                 raise ConfigurationError(
-                    f"utility {name} {getattr(self, name)!r} must be from {-_MOST:g} to 0: it is "
-                    "a penalty, written as a negative number"
+                    f"utility {name} {getattr(self, name)!r} must be between {-_MOST:g} and 0: "
+                    "it is a penalty, written as a negative number"
                 )
         if self.score_ratio is not None and not 0.0 <= self.score_ratio <= 1.0:
             raise ConfigurationError(f"score_ratio {self.score_ratio!r} must lie in [0, 1]")

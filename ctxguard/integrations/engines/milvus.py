@@ -428,7 +428,7 @@ def _any_of(tokens: Iterable[str]) -> str:
 
 
 def _term(term: str) -> str:
-    """Return a term that Milvus's standard tokeniser keeps whole; a digest if it would split it.
+    """Return the term if Milvus's standard tokeniser is sure to keep it whole, or else its digest.
 
     >>> _term("timeout"), _term("wait_for")
     ('timeout', 'xc6a20169e55f')

@@ -108,7 +108,7 @@ def _new_generation(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int | None]:
-    """Open a folder; None if the system cannot open folders, and so cannot lock them."""
+    """Open a folder and yield its descriptor; None on a system that cannot open folders."""
     descriptor = None if sys.platform == "win32" else os.open(folder, os.O_RDONLY)
     try:
         yield descriptor
