@@ -213,7 +213,7 @@ def test_collection_without_indexes_is_finished(monkeypatch: pytest.MonkeyPatch)
         patched.setattr(pymilvus.MilvusClient, "drop_collection", _refused)
         with pytest.raises(StageUnavailableError, match="error 1100"):
             build(url)
-    with pytest.raises(ConfigurationError, match="--update brings it up to date"):
+    with pytest.raises(ConfigurationError, match="bring it up to date with --update"):
         build(url)
     with open_index(url) as opened:
         opened.upsert(PASSAGES)
@@ -235,7 +235,7 @@ def test_a_version_without_bm25_is_refused(
     if is_taken:
         _built(server=f"milvus://{host}?timeout=20").close()
         return
-    with pytest.raises(ConfigurationError, match=f"Milvus {version}, .* needs 2.5 or later"):
+    with pytest.raises(ConfigurationError, match=f"Milvus {version}, .* requires 2.5 or later"):
         _built(server=f"milvus://{host}?timeout=20")
 
 
@@ -339,7 +339,7 @@ class TestOldServer:
 
     def test_refused_build_leaves_nothing(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """By its version, and as a server would whose version says less than it cannot do."""
-        told = r"Milvus v2\.3\.5.* needs 2\.5 or later"
+        told = r"Milvus v2\.3\.5.* requires 2\.5 or later"
         for error, said in (
             (ConfigurationError, told),
             *[(StageUnavailableError, r"error 1100: create index on .* field")] * 2,
