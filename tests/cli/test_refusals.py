@@ -42,7 +42,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (EVALUATE, "sideways", {"evaluate": {"route": "sideways"}}),
     (EVALUATE, "no reranker was given", {"evaluate": {"route": "hybrid+rerank"}}),
     (EVALUATE, "should be a valid number", {"utility": {"unjudged": "little"}}),
-    (EVALUATE, "to 0: it is a penalty", {"utility": {"unjudged": 0.2}}),
+    (EVALUATE, "and 0: it is a penalty", {"utility": {"unjudged": 0.2}}),
     (EVALUATE, "should be 'unjudged', 'irrelevant'", {"utility": {"relevant": 2}}),
     (EVALUATE, "rank_limit 1.5 must be a whole number", {"utility": {"rank_limit": 1.5}}),
     ("evaluate --index HALF --data DATA", "vectors.npy is missing", {}),
